@@ -1,0 +1,89 @@
+"""The command line: a group that loads each sub-command's module only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from vllm_stack import __version__
+from vllm_stack.errors import EXIT_CODES, StackError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Name -> (module, one line of help): the group's help needs no command's imports.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build-wheel": ("build_wheel", "Build the patched wheels of the pinned releases."),
+    "verify": ("verify", "Say whether a wheel or an installation is the patched one."),
+    "apply": ("apply", "Make a checkout with one commit per patch."),
+    "refresh": ("refresh", "Write the commits of a checkout back as patches."),
+    "lint": ("lint", "Check the stacks against their rules."),
+    "status": ("status", "Show targets, pins, stacks and checkouts."),
+    "fetch": ("fetch", "Download and verify the pinned files."),
+    "release": ("release", "Give the current stack its release number."),
+}
+
+_EPILOG = "Exit codes: " + ", ".join(f"{code} {name}" for code, name in sorted(EXIT_CODES.items()))
+
+
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order in which a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return a sub-command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"vllm_stack.commands.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the sub-commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+)
+@click.version_option(__version__, prog_name="vllm-stack")
+def cli() -> None:
+    """Build vLLM with a maintained stack of patches out of pinned, verified sources.
+
+    Example: tools/vllm-stack build-wheel --target vllm
+    """
+
+
+def show_error(error: StackError) -> None:
+    """Print an error for a person: what, which, and what to do next."""
+    click.secho("error: ", nl=False, err=True, fg="red", bold=True)
+    click.echo(error.message, err=True)
+    for line in error.details:
+        click.echo(f"  {line}", err=True)
+    if error.hint:
+        click.secho("hint: ", nl=False, err=True, fg="cyan")
+        click.echo(error.hint, err=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with the documented code."""
+    try:
+        cli.main(args=arguments, prog_name="vllm-stack", standalone_mode=False)
+    except StackError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)

@@ -1,0 +1,277 @@
+"""The one way in which this project runs git: explicit repository, no configuration but ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_stack.errors import StackError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Passed with ``-c``, so that they win over a repository's own configuration as well.
+SETTINGS: dict[str, str] = {
+    # Content must reach the object store and come back byte for byte.
+    "core.autocrlf": "false",
+    "core.eol": "lf",
+    "core.safecrlf": "false",
+    "core.fileMode": "true",
+    "core.symlinks": "true",
+    "core.precomposeUnicode": "false",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+    # Nobody else's programs run.
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.pager": "cat",
+    "core.editor": "false",
+    "commit.gpgSign": "false",
+    "tag.gpgSign": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "rerere.enabled": "false",
+    # Messages are kept as written.
+    "commit.cleanup": "verbatim",
+    "i18n.commitEncoding": "UTF-8",
+    "i18n.logOutputEncoding": "UTF-8",
+    # Patches have one form whatever the user prefers to look at.
+    "core.abbrev": "40",
+    "core.quotePath": "true",
+    "core.whitespace": "blank-at-eol,space-before-tab",
+    "apply.whitespace": "nowarn",
+    "apply.ignoreWhitespace": "no",
+    "diff.algorithm": "myers",
+    "diff.context": "3",
+    "diff.interHunkContext": "0",
+    "diff.indentHeuristic": "true",
+    "diff.noprefix": "false",
+    "diff.mnemonicPrefix": "false",
+    "diff.srcPrefix": "a/",
+    "diff.dstPrefix": "b/",
+    "diff.relative": "false",
+    "diff.renames": "false",
+    "diff.submodule": "short",
+    "diff.suppressBlankEmpty": "false",
+    "diff.orderFile": "",
+    "diff.external": "",
+    "diff.ignoreSubmodules": "none",
+    "format.attach": "",
+    "format.coverLetter": "false",
+    "format.encodeEmailHeaders": "true",
+    "format.from": "false",
+    "format.headers": "",
+    "format.noPrefix": "false",
+    "format.notes": "false",
+    "format.numbered": "false",
+    "format.pretty": "medium",
+    "format.signature": "",
+    "format.signOff": "false",
+    "format.thread": "false",
+    "format.useAutoBase": "false",
+    "log.showSignature": "false",
+    "mailinfo.scissors": "false",
+    "notes.displayRef": "",
+    "core.commentChar": "#",
+    "init.defaultBranch": "main",
+    "protocol.file.allow": "always",
+    "safe.directory": "*",
+}
+#: An empty value is not the same as unset for these, so that they are left out of ``-c``.
+_ONLY_WHEN_SET = ("diff.external", "diff.orderFile", "format.attach", "format.headers", "notes.displayRef")
+
+#: The identity of commits that the tools make. Authors of patches keep theirs.
+IDENTITY = ("vllm-stack", "vllm-stack@localhost.invalid")
+#: 2020-01-01T00:00:00Z. git refuses the epoch itself.
+EPOCH = "1577836800 +0000"
+
+MINIMUM_VERSION = (2, 34)
+
+
+class GitError(StackError):
+    """git failed where it was expected to succeed."""
+
+    kind = "git"
+
+    def __init__(self, result: GitResult) -> None:
+        shown = " ".join(result.arguments[:6])
+        super().__init__(
+            f"git {shown} failed with exit status {result.returncode}",
+            details=result.stderr.decode("utf-8", "replace").strip().splitlines()[-20:],
+        )
+        self.result = result
+
+
+@dataclass(frozen=True)
+class GitResult:
+    """What one git command did."""
+
+    arguments: tuple[str, ...]
+    returncode: int
+    stdout: bytes = field(repr=False)
+    stderr: bytes = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """Standard output without the final newline, decoded as UTF-8."""
+        return self.stdout.decode("utf-8").rstrip("\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """Standard output as lines."""
+        return self.text.splitlines()
+
+    @property
+    def fields(self) -> list[str]:
+        """Standard output of a ``-z`` command as its parts."""
+        return [part.decode("utf-8", "surrogateescape") for part in self.stdout.split(b"\0") if part]
+
+
+@cache
+def git_program() -> str:
+    """Return the path of git. UsageError when it is absent."""
+    program = shutil.which("git")
+    if program is None:
+        raise UsageError("git is not on the PATH", hint="install git 2.34 or newer")
+    return program
+
+
+def _arguments() -> list[str]:
+    settings = (f"{key}={value}" for key, value in SETTINGS.items() if value or key not in _ONLY_WHEN_SET)
+    return [part for setting in settings for part in ("-c", setting)]
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment in which no configuration of the user or the machine reaches git."""
+    kept = {key: os.environ[key] for key in ("PATH", "TMPDIR", "SYSTEMROOT") if key in os.environ}
+    name, email = IDENTITY
+    return {
+        **kept,
+        "HOME": os.devnull,
+        "XDG_CONFIG_HOME": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "GIT_AUTHOR_NAME": name,
+        "GIT_AUTHOR_EMAIL": email,
+        "GIT_AUTHOR_DATE": EPOCH,
+        "GIT_COMMITTER_NAME": name,
+        "GIT_COMMITTER_EMAIL": email,
+        "GIT_COMMITTER_DATE": EPOCH,
+        **(extra or {}),
+    }
+
+
+@dataclass(frozen=True)
+class Git:
+    """git on one repository that is named, never discovered.
+
+    ``work_tree`` is None for a bare repository. A ``Git`` for a folder outside any repository
+    (``git_dir`` None) serves commands that need none, such as ``mailinfo``.
+    """
+
+    git_dir: Path | None
+    work_tree: Path | None = None
+
+    @classmethod
+    def checkout(cls, folder: Path) -> Git:
+        """Return git for the checkout at ``folder``."""
+        return cls(git_dir=folder / ".git", work_tree=folder)
+
+    def run(
+        self,
+        *arguments: str | Path,
+        stdin: bytes = b"",
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> GitResult:
+        """Run ``git *arguments`` and return what it did.
+
+        Raises GitError when ``check`` is set and the exit status is not 0.
+        """
+        words = tuple(str(argument) for argument in arguments)
+        completed = subprocess.run(
+            [git_program(), *_arguments(), *words],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            env=self._environment(env),
+            cwd=cwd or self.work_tree or self.git_dir,
+        )
+        result = GitResult(words, completed.returncode, completed.stdout, completed.stderr)
+        if check and completed.returncode:
+            raise GitError(result)
+        return result
+
+    def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``git *arguments`` with pipes, for input that does not fit in memory."""
+        return subprocess.Popen(
+            [git_program(), *_arguments(), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=self._environment(None),
+            cwd=self.work_tree or self.git_dir,
+        )
+
+    def _environment(self, extra: Mapping[str, str] | None) -> dict[str, str]:
+        place = {} if self.git_dir is None else {"GIT_DIR": str(self.git_dir)}
+        if self.work_tree is not None:
+            place["GIT_WORK_TREE"] = str(self.work_tree)
+        return clean_environment({**place, **(extra or {})})
+
+    def resolve(self, revision: str) -> str:
+        """Return the object id of ``revision``."""
+        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision).text
+
+    def exists(self, revision: str) -> bool:
+        """Say whether ``revision`` names an object of this repository."""
+        return self.run("cat-file", "-e", revision, check=False).returncode == 0
+
+    def tree(self, commit: str) -> str:
+        """Return the id of the tree of ``commit``."""
+        return self.resolve(f"{commit}^{{tree}}")
+
+    def blob(self, commit: str, path: str) -> bytes:
+        """Return the bytes of the file ``path`` in ``commit``."""
+        return self.run("cat-file", "blob", f"{commit}:{path}").stdout
+
+    def blobs(self, commit: str, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of several files of ``commit``, read by one git process."""
+        request = "".join(f"{commit}:{path}\n" for path in paths).encode()
+        output = self.run("cat-file", "--batch", stdin=request).stdout
+        found: dict[str, bytes] = {}
+        position = 0
+        for path in paths:
+            end = output.index(b"\n", position)
+            _, kind, size = output[position:end].decode().rsplit(" ", 2)
+            if kind != "blob":
+                raise StackError(f"{path} is a {kind} in {commit}, not a file")
+            found[path] = output[end + 1 : end + 1 + int(size)]
+            position = end + 1 + int(size) + 1
+        return found
+
+    def status(self) -> list[str]:
+        """Return the uncommitted changes of the checkout, one line each."""
+        return self.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").fields
+
+
+def require_git() -> tuple[int, ...]:
+    """Return git's version. UsageError when it is older than MINIMUM_VERSION."""
+    words = Git(None).run("version", cwd=Path(os.sep)).text.split()
+    version = tuple(int(part) for part in words[2].split(".")[:3] if part.isdigit())
+    if version < MINIMUM_VERSION:
+        needed = ".".join(map(str, MINIMUM_VERSION))
+        raise UsageError(f"git {words[2]} is too old", hint=f"install git {needed} or newer")
+    return version

@@ -1,0 +1,108 @@
+"""The options that the commands share, and the frame that each command runs in."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from vllm_stack.errors import StackError, UsageError
+from vllm_stack.report import Report, write_json
+from vllm_stack.workspace import Workspace
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+
+target_option = click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Target to work on; may be given several times. Default: all.",
+)
+one_target_option = click.option("--target", default=None, metavar="NAME", help="Target to work on.")
+offline_option = click.option(
+    "--offline", is_flag=True, envvar="VLLM_STACK_OFFLINE", help="Use the download cache alone."
+)
+_workspace_options = (
+    click.option(
+        "--root",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=None,
+        help="Stack repository to work on. Default: the one this tool lies in.",
+    ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=None,
+        help="Cache folder. Default: $VLLM_STACK_CACHE, else vllm-stack in the XDG cache folder.",
+    ),
+)
+_json_option = click.option(
+    "--json",
+    "json_target",
+    default=None,
+    metavar="PATH|-",
+    help="Also write the report as JSON; - is stdout.",
+)
+
+
+def stack_command(name: str) -> Callable[[Callable[..., Report]], click.Command]:
+    """Turn a function that returns a Report into a command.
+
+    The function gets the workspace as its first argument. The frame adds ``--json``, ``--root`` and
+    ``--cache-dir``, prints the report, writes it (or the error) as JSON, and raises what the report
+    says the command ends with.
+    """
+
+    def decorate(function: Callable[..., Report]) -> click.Command:
+        @functools.wraps(function)
+        def framed(
+            *, json_target: str | None, root: Path | None, cache_dir: Path | None, **options: Any
+        ) -> None:
+            report: Report | None = None
+            try:
+                report = function(Workspace.locate(root, cache_dir), **options)
+                error = report.failure()
+            except StackError as raised:
+                error = raised
+            if report is not None:
+                report.render(console_for(json_target))
+            if json_target is not None:
+                _write(json_target, name, error, report)
+            if error is not None:
+                raise error
+
+        command: Callable[..., None] = framed
+        for option in (*_workspace_options, _json_option):
+            command = option(command)
+        return click.command(name)(command)
+
+    return decorate
+
+
+def _write(json_target: str, name: str, error: StackError | None, report: Report | None) -> None:
+    try:
+        write_json(json_target, name, error, report)
+    except OSError as failure:
+        raise UsageError(f"cannot write the report: {failure}") from failure
+
+
+def console_for(json_target: str | None) -> Any:
+    """Return the console for people: stderr when stdout carries JSON."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and no part of --help
+
+    return Console(file=sys.stderr if json_target == "-" else sys.stdout, soft_wrap=True, highlight=False)
+
+
+def selected_targets(workspace: Workspace, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the targets that were named, or all of them. UsageError for an unknown one."""
+    known = workspace.targets()
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no target {name}", hint=f"targets: {', '.join(known)}")
+    return names or known
