@@ -1,0 +1,213 @@
+"""Applying patches to commits without a working tree: strictly first, three-way second.
+
+A patch goes through an index of its own, so that nothing is checked out and a failure leaves nothing
+behind. Committer and dates are fixed by the patch, so that the same base gives the same commit ids.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from vllm_stack.errors import ConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vllm_stack.base import Base
+    from vllm_stack.git import Git
+    from vllm_stack.patch import Patch
+    from vllm_stack.stack import Stack
+
+
+class Outcome(StrEnum):
+    """What became of one patch."""
+
+    STRICT = "strict"
+    """Applied where its line numbers say, every context line equal."""
+    OFFSET = "offset"
+    """Applied with equal context, but at other line numbers."""
+    THREE_WAY = "three-way"
+    """Applied by merging with the blobs that it was made from."""
+    ABSORBED = "absorbed"
+    """Applied, and the tree is what it was: the change is there already."""
+    CONFLICT = "conflict"
+    MALFORMED = "malformed"
+
+    @property
+    def applied(self) -> bool:
+        """Whether a commit was made."""
+        return self in (Outcome.STRICT, Outcome.OFFSET, Outcome.THREE_WAY)
+
+
+@dataclass(frozen=True)
+class AppliedPatch:
+    """What became of one patch; ``commit`` is None unless one was made."""
+
+    name: str
+    outcome: Outcome
+    commit: str | None
+    paths: tuple[str, ...]
+    messages: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Change:
+    """The net change of one path over a whole stack, with the patches that touch it."""
+
+    path: str
+    status: Literal["A", "M", "D"]
+    patches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AppliedStack:
+    """A stack that applied completely."""
+
+    git: Git
+    base_commit: str
+    patches: tuple[AppliedPatch, ...]
+
+    @property
+    def head(self) -> str:
+        """The commit of the last patch (the base for an empty stack)."""
+        commits = [patch.commit for patch in self.patches if patch.commit]
+        return commits[-1] if commits else self.base_commit
+
+    def changes(self) -> tuple[Change, ...]:
+        """Return what the stack changes between its base and its end, sorted by path."""
+        fields = self.git.run(
+            "diff-tree", "-r", "-z", "--no-renames", "--name-status", self.base_commit, self.head
+        ).fields
+        return tuple(
+            Change(path, cast("Literal['A', 'M', 'D']", status), self._touching(path))
+            for status, path in zip(fields[::2], fields[1::2], strict=True)
+        )
+
+    def _touching(self, path: str) -> tuple[str, ...]:
+        return tuple(patch.name for patch in self.patches if path in patch.paths)
+
+    def read(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of files as they are after the last patch."""
+        return self.git.blobs(self.head, paths)
+
+
+@contextmanager
+def scratch_index(git: Git, commit: str) -> Iterator[dict[str, str]]:
+    """Yield an environment whose index holds ``commit`` and touches no other index."""
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
+        environment = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        git.run("read-tree", commit, env=environment)
+        yield environment
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A patch file taken apart by git."""
+
+    author: str
+    email: str
+    date: str
+    message: bytes
+    diff: bytes
+
+
+def take_apart(git: Git, data: bytes, folder: Path) -> Mail:
+    """Split a patch file into author, message and diff as ``git am`` does; ``folder`` is scratch."""
+    # -b keeps "[Attention]" at the front of the subject; without it git takes it for "[PATCH]".
+    words = ("mailinfo", "-b", "--encoding=UTF-8", "--no-scissors", folder / "message", folder / "diff")
+    said = git.run(*words, stdin=data, cwd=folder).stdout.decode("utf-8")
+    values = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    body = (folder / "message").read_bytes().strip(b"\n")
+    subject = values.get("Subject", "").encode()
+    message = subject + (b"\n\n" + body if body else b"") + b"\n"
+    return Mail(
+        values.get("Author", ""),
+        values.get("Email", ""),
+        values.get("Date", ""),
+        message,
+        (folder / "diff").read_bytes(),
+    )
+
+
+def apply_patch(git: Git, parent: str, patch: Patch) -> AppliedPatch:
+    """Apply one patch on top of the commit ``parent`` and say what became of it."""
+    structural = [problem.message for problem in patch.problems if problem.code != "trailing-whitespace"]
+    if structural:
+        return AppliedPatch(patch.name, Outcome.MALFORMED, None, patch.paths, tuple(structural))
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder, scratch_index(git, parent) as index:
+        mail = take_apart(git, patch.data, Path(folder))
+        outcome, messages = _apply_to_index(git, mail.diff, index, parent)
+        if not outcome.applied:
+            return AppliedPatch(patch.name, outcome, None, patch.paths, messages)
+        tree = git.run("write-tree", env=index).text
+    if tree == git.tree(parent):
+        return AppliedPatch(patch.name, Outcome.ABSORBED, None, patch.paths)
+    return AppliedPatch(patch.name, outcome, _commit(git, parent, tree, mail), patch.paths, messages)
+
+
+def _apply_to_index(
+    git: Git, diff: bytes, index: dict[str, str], parent: str
+) -> tuple[Outcome, tuple[str, ...]]:
+    strict = git.run("apply", "--cached", "--verbose", "-", stdin=diff, env=index, check=False)
+    said = tuple(strict.stderr.decode("utf-8", "replace").splitlines())
+    if strict.returncode == 0:
+        moved = tuple(line for line in said if "(offset " in line)
+        return (Outcome.OFFSET if moved else Outcome.STRICT), moved
+    merged = git.run("apply", "--cached", "--3way", "-", stdin=diff, env=index, check=False)
+    if merged.returncode == 0:
+        return Outcome.THREE_WAY, ()
+    git.run("read-tree", parent, env=index)
+    return Outcome.CONFLICT, tuple(line for line in said if line.startswith("error: "))
+
+
+def _commit(git: Git, parent: str, tree: str, mail: Mail) -> str:
+    author = {
+        "GIT_AUTHOR_NAME": mail.author,
+        "GIT_AUTHOR_EMAIL": mail.email,
+        "GIT_AUTHOR_DATE": mail.date,
+        "GIT_COMMITTER_DATE": mail.date,
+    }
+    return git.run("commit-tree", tree, "-p", parent, "-F", "-", stdin=mail.message, env=author).text
+
+
+def try_stack(git: Git, base_commit: str, patches: Sequence[Patch]) -> tuple[AppliedPatch, ...]:
+    """Apply the patches in order; after one that fails the rest is tried on the tree without it."""
+    results: list[AppliedPatch] = []
+    head = base_commit
+    for patch in patches:
+        result = apply_patch(git, head, patch)
+        results.append(result)
+        head = result.commit or head
+    return tuple(results)
+
+
+def apply_stack(base: Base, stack: Stack) -> AppliedStack:
+    """Apply a stack to its own base, where every patch has to apply strictly.
+
+    Raises ConflictError that says what became of every patch when one does not.
+    """
+    return apply_in(base.git, base.commit, stack)
+
+
+def apply_in(git: Git, base_commit: str, stack: Stack) -> AppliedStack:
+    """Apply a stack in a repository that holds its base; as :func:`apply_stack` otherwise."""
+    results = try_stack(git, base_commit, stack.patches)
+    failed = [result for result in results if result.outcome is not Outcome.STRICT]
+    if failed:
+        raise ConflictError(
+            f"{len(failed)} of {len(results)} patches of {stack.target} do not apply to "
+            f"{stack.pin.release} as they stand",
+            details=[line for result in results for line in describe(result)],
+            hint="never edit patch files by hand: `apply --three-way`, then `refresh`, writes them anew",
+        )
+    return AppliedStack(git, base_commit, results)
+
+
+def describe(result: AppliedPatch) -> list[str]:
+    """Return the lines that tell a person what became of a patch."""
+    return [f"{result.name}: {result.outcome}", *(f"    {message}" for message in result.messages)]

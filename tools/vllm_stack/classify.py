@@ -1,0 +1,44 @@
+"""What a path of the upstream tree is to an overlay wheel."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_stack.pins import Layout
+
+#: Sources that a compiler turns into something else: replacing them in a wheel has no effect.
+_COMPILED_SUFFIXES = frozenset(
+    {".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl", ".pyx", ".pxd", ".rs", ".so"}
+)
+
+
+class PathClass(StrEnum):
+    """The three kinds of path."""
+
+    PACKAGE = "package"
+    """Installed as it stands: an overlay replaces it."""
+    NATIVE = "native"
+    """Source of a compiled part, or what builds it: needs a build from source."""
+    OUTSIDE = "outside"
+    """Tests, documentation, benchmarks: not in the wheel."""
+
+
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether ``path`` is one of ``patterns`` or lies below one that ends in ``/``."""
+    return any(
+        path == pattern or (pattern.endswith("/") and path.startswith(pattern)) for pattern in patterns
+    )
+
+
+def classify(path: str, layout: Layout) -> PathClass:
+    """Return what ``path`` (relative to the tree's root, with ``/``) is under ``layout``."""
+    if matches(path, layout.native):
+        return PathClass.NATIVE
+    if not path.startswith(f"{layout.package}/"):
+        return PathClass.OUTSIDE
+    if PurePosixPath(path).suffix in _COMPILED_SUFFIXES:
+        return PathClass.NATIVE
+    return PathClass.PACKAGE

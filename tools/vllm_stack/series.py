@@ -1,0 +1,137 @@
+"""``series.toml``: the order of a stack, its topics, and its releases."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tomlkit
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from vllm_stack.errors import UsageError
+from vllm_stack.pins import Sha256, Strict, describe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE_NAME = re.compile(r"^(?P<number>\d{4})-(?P<rest>[a-z0-9][a-z0-9._-]*)\.patch$")
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+
+
+class Topic(Strict):
+    """The part of a stack that goes upstream as one pull request."""
+
+    name: Slug
+    numbers: tuple[int, int]
+    title: str
+
+    @field_validator("numbers")
+    @classmethod
+    def _range(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 0 < value[0] <= value[1] <= 9999:  # noqa: PLR2004 - four digits
+            raise ValueError("must be [first, last] with 1 <= first <= last <= 9999")
+        return value
+
+
+class SeriesEntry(Strict):
+    """One patch of the stack."""
+
+    file: str
+    topic: Slug
+    test: str = Field(min_length=1, description="command that tests the patch, run in the tree after it")
+
+    @property
+    def number(self) -> int | None:
+        """The number that the file name begins with."""
+        match = FILE_NAME.match(self.file)
+        return int(match["number"]) if match else None
+
+
+class Release(Strict):
+    """A stack that was given a number: its wheels are called ``<upstream>+bw.<number>``."""
+
+    upstream: str
+    number: int = Field(gt=0)
+    stack_id: Sha256
+
+
+class Series(Strict):
+    """The whole file."""
+
+    series_schema: Literal[1] = Field(alias="schema")
+    topics: tuple[Topic, ...] = ()
+    patches: tuple[SeriesEntry, ...] = ()
+    releases: tuple[Release, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Series:
+        _distinct([topic.name for topic in self.topics], "topic")
+        _distinct([entry.file for entry in self.patches], "patch")
+        _distinct([f"{release.upstream}+bw.{release.number}" for release in self.releases], "release")
+        ranges = sorted((topic.numbers, topic.name) for topic in self.topics)
+        for (first, name), (second, other) in itertools.pairwise(ranges):
+            if second[0] <= first[1]:
+                raise ValueError(f"the numbers of topics {name} and {other} overlap")
+        return self
+
+    def topic(self, name: str) -> Topic | None:
+        """Return the topic of that name."""
+        return next((topic for topic in self.topics if topic.name == name), None)
+
+
+def _distinct(names: list[str], kind: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{kind} listed twice: {', '.join(twice)}")
+
+
+def parse_series(text: str, *, source: str) -> Series:
+    """Parse the text of a series file; ``source`` names it in errors (UsageError)."""
+    try:
+        return Series.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise UsageError(f"{source}: not a valid series", details=describe(error)) from error
+
+
+def read_series_text(path: Path) -> str:
+    """Read a series file. UsageError when it is absent or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no series file {path}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8: {error}") from error
+
+
+def with_patches(text: str, entries: list[SeriesEntry]) -> str:
+    """Return the series file with its patches replaced, everything else as it was written.
+
+    An entry that stays keeps its own table, comments included.
+    """
+    document = tomlkit.parse(text)
+    old = {table["file"]: table for table in document.get("patches", [])}
+    tables = tomlkit.aot()
+    for entry in entries:
+        table = old.get(entry.file)
+        if table is None:
+            table = tomlkit.table()
+            table.update({"file": entry.file, "topic": entry.topic, "test": entry.test})
+            table.add(tomlkit.nl())
+        tables.append(table)
+    document["patches"] = tables
+    return tomlkit.dumps(document)
+
+
+def with_release(text: str, release: Release) -> str:
+    """Return the series file with one release more."""
+    table = tomlkit.table()
+    table.update(release.model_dump())
+    document = tomlkit.parse(text)
+    if "releases" not in document:
+        document["releases"] = tomlkit.aot()
+    document["releases"].append(table)
+    return tomlkit.dumps(document)

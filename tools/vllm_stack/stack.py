@@ -1,0 +1,78 @@
+"""A stack: the ordered patches of one target on its pin."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_stack.errors import UsageError
+from vllm_stack.patch import Patch
+from vllm_stack.pins import Pin, load_pin
+from vllm_stack.series import Release, Series, parse_series, read_series_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from vllm_stack.workspace import Workspace
+
+SERIES_FILE = "series.toml"
+
+
+def compute_stack_id(target: str, release: str, patches: Iterable[Patch]) -> str:
+    """Return the sha256 over target, release, and each patch's name and bytes, in order.
+
+    Every part is preceded by its length in bytes and a colon, so that no two lists of parts give the
+    same input to the hash.
+    """
+    digest = hashlib.sha256()
+    parts = [target.encode(), release.encode()]
+    for patch in patches:
+        parts += [patch.name.encode(), patch.data]
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The pin, the series and the patches of one target."""
+
+    target: str
+    directory: Path
+    pin: Pin
+    series: Series
+    patches: tuple[Patch, ...]
+
+    @classmethod
+    def load(cls, workspace: Workspace, target: str) -> Stack:
+        """Read a target's pin, series and patches. UsageError when one is absent or not valid."""
+        directory = workspace.stack_directory(target)
+        path = directory / SERIES_FILE
+        series = parse_series(read_series_text(path), source=str(path))
+        patches = tuple(_read_patch(directory, entry.file) for entry in series.patches)
+        return cls(target, directory, load_pin(workspace.pin_file(target)), series, patches)
+
+    @property
+    def stack_id(self) -> str:
+        """64 hex digits that change with any byte of the stack."""
+        return compute_stack_id(self.target, self.pin.release, self.patches)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The stacks of this target that were given a number."""
+        return self.series.releases
+
+
+def _read_patch(directory: Path, name: str) -> Patch:
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"{directory / SERIES_FILE}: {name} is not a bare file name")
+    try:
+        return Patch(name, (directory / name).read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"the series lists {name}, which is not in {directory}",
+            hint="restore the file from git, or take the entry out with `refresh --drop`",
+        ) from error
