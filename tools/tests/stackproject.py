@@ -135,7 +135,8 @@ class Project:
             f'tag = "v1.0.0"\n[sdist]\nfilename = "demo-1.0.0.tar.gz"\nsha256 = "{sha256}"\nsize = {size}\n'
             f'[[wheels]]\narch = "x86_64"\nfilename = "{wheel}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
             '[layout]\npackage = "demo"\nnative = ["csrc/", "setup.py", "demo/_custom_ops.py"]\n'
-            'generated = ["demo.egg-info/", "PKG-INFO", "demo/_version.py"]\nversion_file = "demo/_version.py"\n'
+            'generated = ["demo.egg-info/", "PKG-INFO", "demo/_version.py"]\n'
+            'version_file = "demo/_version.py"\n'
         )
 
     @property

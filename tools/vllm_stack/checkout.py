@@ -190,6 +190,8 @@ def create_checkout(folder: Path, target: str, base: Base) -> Checkout:
             git.run("config", "--local", key, value)
         fetch_base(git, base)
         git.run("checkout", "--quiet", "-B", BRANCH, base.commit)
+        # git warns on every amend and rebase while the notes do not exist.
+        git.run("notes", "--ref", NOTES_REF, "add", "--message", "base", base.commit)
         _write_state(part, CheckoutState(target, base.commit, base.commit, ""))
         part.rename(folder)
     finally:
