@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 BASE_REF = "refs/stack/base"
 #: Part of the key of a cached base: raise it when the import changes.
-_IMPORT_VERSION = 1
+_IMPORT_VERSION = 2
 #: No attribute of the tree may change bytes on their way in or out, or the form of a diff.
-ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !diff !merge !whitespace\n"
+ATTRIBUTES = (
+    "* -text -ident -filter -working-tree-encoding -export-subst -export-ignore !diff !merge !whitespace\n"
+)
 
 
 @dataclass(frozen=True)
