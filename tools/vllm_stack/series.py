@@ -123,7 +123,8 @@ def with_patches(text: str, entries: list[SeriesEntry]) -> str:
             table.add(tomlkit.nl())
         tables.append(table)
     document["patches"] = tables
-    return tomlkit.dumps(document)
+    # tomlkit separates tables that it made by an empty line of their own besides the one written above.
+    return re.sub(r"\n{3,}", "\n\n", tomlkit.dumps(document)).rstrip("\n") + "\n"
 
 
 def with_release(text: str, release: Release) -> str:
