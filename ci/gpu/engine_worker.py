@@ -1,0 +1,271 @@
+"""Run one engine in one mode and keep the log-probabilities of given text; one process per mode.
+
+    python engine_worker.py JOB.json
+
+The engine first scores prompts of very different lengths in one batch (chunked prefill), then
+decodes given continuations of the same prompts, whose prefixes it finds in its cache. Both times
+the tokens are prescribed, so that every backend is asked about the same text. Writes JOB.npz with
+the log-probabilities and JOB.result.json with everything else; exits 0 only if both are complete.
+Imports of vLLM stand inside functions: it reads its environment, and is observed, before they run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PROMPT_LENGTHS = (5, 77, 400, 1100, 2300, 4100, 9000, 16000)
+DECODE_TOKENS = 256
+MAX_MODEL_LEN = 16384  # 16,000 + 256 fit
+MAX_BATCHED_TOKENS = 4096
+GRAPH_SIZES = (1, 2, 4, 8, 16)
+KV_CACHE_BYTES = 2 << 30
+TEXT_SEED = 11
+TRACE_SECONDS = 100
+SECOND_RUNNER = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One mode of one engine.
+
+    Attributes:
+        model: Key of `small_models.MODELS`.
+        backend: Name of an attention backend.
+        runner: 1 or 2, the model runner.
+        graphs: Whether CUDA graphs are used.
+        force_mqa: `attention_config.sparse_mla_force_mqa`.
+
+    """
+
+    model: str
+    backend: str
+    runner: int
+    graphs: bool
+    force_mqa: bool
+
+    @property
+    def mode(self) -> str:
+        """Name of what is the same for all backends."""
+        execution = "graphs" if self.graphs else "eager"
+        return f"{self.model}-v{self.runner}-{execution}-{'mqa' if self.force_mqa else 'auto'}"
+
+    @property
+    def name(self) -> str:
+        """Name of the job, usable as a file name."""
+        return f"{self.mode}-{self.backend.lower()}"
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Return the variables that the engine's process needs."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": str(job.runner - 1),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def engine_arguments(job: Job, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM`."""
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "enforce_eager": not job.graphs,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "gpu_memory_utilization": 0.05,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "seed": 0,
+        "disable_log_stats": True,
+        "attention_backend": job.backend,
+        "attention_config": {"sparse_mla_force_mqa": job.force_mqa},
+        # Needs packages that a host without network does not have.
+        "kernel_config": {"enable_cutedsl_warmup": False},
+        # FlashKDA is a module of its own, and no part of what is proven here.
+        "additional_config": {"kda_prefill_backend": "triton"},
+    }
+    if job.graphs:
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": list(GRAPH_SIZES)}
+    if job.runner == SECOND_RUNNER:
+        arguments["enable_trace_replay"] = True
+    else:
+        arguments["logits_processors"] = ["forcing:Forcing"]
+        # The processor reads the tokens generated so far, which run late otherwise.
+        arguments["async_scheduling"] = False
+    return arguments
+
+
+def forced_params(job: Job, tokens: list[int]) -> Any:
+    """Return sampling parameters that generate exactly these tokens."""
+    from forcing import FORCED
+    from vllm import SamplingParams
+
+    how: dict[str, Any] = (
+        {"trace_decode_token_ids": tokens}
+        if job.runner == SECOND_RUNNER
+        else {"extra_args": {FORCED: tokens}, "ignore_eos": True}
+    )
+    return SamplingParams(max_tokens=len(tokens), temperature=0.0, logprobs=1, detokenize=False, **how)
+
+
+def score(engine: Any, prompts: list[list[int]]) -> list[float]:
+    """Return the log-probability of every prompt token but each prompt's first."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, detokenize=False)
+    outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [
+        entry[token].logprob
+        for out, prompt in zip(outputs, prompts, strict=True)
+        for entry, token in zip(out.prompt_logprobs[1:], prompt[1:], strict=True)
+    ]
+
+
+def decode(
+    engine: Any, job: Job, prompts: list[list[int]], continuations: list[list[int]]
+) -> tuple[list[float], list[int]]:
+    """Return the log-probability of every continuation token and the cached prompt tokens."""
+    outputs = engine.generate(
+        [{"prompt_token_ids": p} for p in prompts],
+        [forced_params(job, tokens) for tokens in continuations],
+        use_tqdm=False,
+    )
+    found: list[float] = []
+    for out, tokens in zip(outputs, continuations, strict=True):
+        completion = out.outputs[0]
+        if list(completion.token_ids) != tokens:
+            raise RuntimeError(f"the engine generated {completion.token_ids}, not {tokens}")
+        entries = zip(completion.logprobs, tokens, strict=True)
+        found += [entry[token].logprob for entry, token in entries]
+    return found, [out.num_cached_tokens for out in outputs]
+
+
+def forbid_autotuning() -> None:
+    """Let every autotuned Triton kernel take its first configuration.
+
+    These are the linear-attention kernels. Tuning them takes minutes for each process, and each may
+    choose differently, which would differ between backends for reasons that are not theirs. Our
+    kernels are not autotuned.
+    """
+    import triton
+
+    autotune = triton.autotune
+
+    def first_only(configs: list[Any], *arguments: Any, **options: Any) -> Any:
+        return autotune(configs[:1], *arguments, **options)
+
+    triton.autotune = first_only
+
+
+def observe(job: Job) -> Any:
+    """Install the observer on the backend's class."""
+    from launches import Observer
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    backend = AttentionBackendEnum[job.backend].get_class()
+    observer = Observer()
+    observer.install(backend.get_impl_cls())
+    return observer
+
+
+def run(
+    job: Job, folder: Path, text: list[list[int]], damages: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the engine; return arrays and figures."""
+    watch = Stopwatch()
+    from vllm import LLM
+
+    observer = observe(job)
+    watch.lap("import")
+    engine = LLM(**engine_arguments(job, folder))
+    watch.lap("start")
+    prompts = [tokens[:-DECODE_TOKENS] for tokens in text]
+    observer.start()
+    arrays = {"prefill": score(engine, prompts)}
+    counts = {"prefill_batch": snapshot(observer)}
+    watch.lap("prefill")
+    observer.start()
+    continuations = [tokens[-DECODE_TOKENS:] for tokens in text]
+    arrays["decode"], cached = decode(engine, job, prompts, continuations)
+    counts["decode_batch"] = snapshot(observer)
+    watch.lap("decode")
+    for damage in damages:  # requests for prompt log-probabilities read no cached prefix
+        observer.damage = damage
+        arrays[damage] = score(engine, prompts)
+        watch.lap(damage)
+    variants = observer.variants
+    figures = {
+        "seconds": watch.laps,
+        "launches": counts,
+        "cached_tokens": cached,
+        "variants": sorted(str(variant) for variant in variants),
+        "unannounced_variants": sorted(str(v) for v in variants - announced(job, observer)),
+    }
+    return arrays, figures
+
+
+class Stopwatch:
+    """Seconds between laps, also printed, so that the log of a job that was stopped says where."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """Note the seconds since the last lap."""
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
+        print(f"lap {name}: {self.laps[name]:.1f} s", flush=True)
+
+
+def announced(job: Job, observer: Any) -> set[Any]:
+    """Return the variants our backend announces; none for others, which launch none of ours."""
+    found: set[Any] = set()
+    if job.backend == "TRITON_MLA_SPARSE":
+        found = observer.announced_variants()
+    return found
+
+
+def snapshot(observer: Any) -> dict[str, Any]:
+    """Return the counts so far."""
+    return {
+        "calls": observer.calls.as_json(),
+        "kernels": observer.kernels.as_json(),
+        "graph_replays": observer.graph_replays,
+    }
+
+
+def main() -> None:
+    """Run the job in the file that the command line names."""
+    import numpy as np
+
+    path = Path(sys.argv[1])
+    task = json.loads(path.read_text())
+    job = Job(**task["job"])
+    os.environ.update(environment(job))
+    forbid_autotuning()
+    faulthandler.dump_traceback_later(TRACE_SECONDS, repeat=True)  # says where a stuck engine is
+    arrays, figures = run(job, Path(task["folder"]), task["text"], task["damages"])
+    bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
+    if bad:
+        raise RuntimeError(f"log-probabilities are not finite: {bad}")
+    stored: dict[str, Any] = {name: np.asarray(v, np.float32) for name, v in arrays.items()}
+    with path.with_suffix(".npz").open("wb") as file:
+        np.savez_compressed(file, **stored)
+    path.with_suffix(".result.json").write_text(json.dumps({"job": asdict(job), **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Time the sparse-MLA kernel against what else could serve the same call, in one run on one GPU.
+
+    python kernel_bench.py --out results/kernel-bench.json [--root DIR] [--budget-s 100]
+
+Compared, as medians of CUDA graph replays: this kernel with the configuration that it chooses
+itself, upstream's Triton decode kernel fed with physical rows as a block table of page size 1 (the
+floor to beat), and FlashMLA's bf16 sparse kernel where it can be imported. Rows are drawn from 64 K
+windows of a 1 M row cache; each graph runs over enough sets of rows that they come from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import standalone
+import torch
+from tune import CACHE_ROWS, DEVICE, RANK, ROPE, TOPK, Problem, time_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADS = (8, 16, 32, 64, 128)
+TOKENS = (1, 16, 128, 2048)
+SPLITS_OF_REUSE = (4, 16, 64)
+MOST_REUSE_ROWS = 1 << 15  # queries times splits: bounds its scratch
+OURS, REUSE, NATIVE = "triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16"
+
+
+class Reuse:
+    """Upstream's Triton decode kernel on physical rows, with its best of a few split counts."""
+
+    def __init__(self, decode: Any, num_splits: int, problem: Problem) -> None:
+        self.decode = decode
+        self.num_splits = num_splits
+        self.problem = problem
+        tokens, heads = problem.q.shape[:2]
+        self.logits = torch.empty(tokens, heads, num_splits, RANK + 1, device=DEVICE)
+        self.one = torch.ones((), device=DEVICE)
+
+    def __call__(self, index: int) -> None:
+        """Launch on one set of rows."""
+        problem = self.problem
+        cache = problem.kv.view(-1, 1, 1, RANK + ROPE)
+        self.decode.decode_attention_fwd(
+            problem.q,
+            cache,
+            cache[..., :RANK],
+            problem.out,
+            problem.lse,
+            problem.indices[index],
+            problem.counts,
+            self.logits,
+            self.num_splits,
+            (RANK + ROPE) ** -0.5,
+            page_size=1,
+            k_scale=self.one,
+            v_scale=self.one,
+            is_mla=True,
+        )
+
+
+def flash_mla(problem: Problem, index: int) -> None:
+    """Launch FlashMLA's sparse bf16 kernel."""
+    from vllm.third_party.flashmla.flash_mla_interface import flash_mla_sparse_fwd
+
+    cache = problem.kv.view(-1, 1, RANK + ROPE)
+    indices = problem.indices[index].unsqueeze(1)
+    flash_mla_sparse_fwd(problem.q, cache, indices, (RANK + ROPE) ** -0.5)
+
+
+def flash_mla_error() -> str | None:
+    """Why FlashMLA cannot be timed here, or None."""
+    try:
+        import vllm.third_party.flashmla.flash_mla_interface as interface
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return None if hasattr(interface, "flash_mla_sparse_fwd") else "no flash_mla_sparse_fwd"
+
+
+def time_point(kernels: Any, decode: Any, problem: Problem, *, with_native: bool) -> dict[str, float]:
+    """Time every contender at one point, in microseconds."""
+    tokens, heads = problem.q.shape[:2]
+    shapes = kernels.scratch_shapes(tokens, heads, TOPK, RANK, kernels.get_device_info(0))
+    scratch = tuple(torch.empty(s, dtype=d, device=DEVICE) for s, d in shapes)
+
+    def timed(launch: Callable[[int], object]) -> float:
+        return time_graph(launch, problem.num_sets, float("inf"))
+
+    result = {OURS: timed(partial(problem.run, kernels, None, scratch))}
+    reuses = [Reuse(decode, s, problem) for s in SPLITS_OF_REUSE if tokens * s <= MOST_REUSE_ROWS]
+    result[REUSE] = min(timed(reuse) for reuse in reuses)
+    if with_native:
+        result[NATIVE] = timed(partial(flash_mla, problem))
+    return result
+
+
+def main() -> int:
+    """Measure, print the table, write the report."""
+    parser = argparse.ArgumentParser(description="Time the sparse-MLA kernel on a GPU.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--budget-s", type=float, default=100.0)
+    args = parser.parse_args()
+    started = time.monotonic()
+    kernels = standalone.load_kernel(args.root)
+    decode = standalone.load_decode_kernel(args.root)
+    native_error = flash_mla_error()
+    kv = torch.randn(CACHE_ROWS, RANK + ROPE, device=DEVICE, dtype=torch.bfloat16)
+    rows = []
+    for tokens in TOKENS:
+        for heads in HEADS:
+            if time.monotonic() - started > args.budget_s:
+                print(f"budget spent: H={heads} T={tokens} not measured")
+                continue
+            problem = Problem(heads, tokens, kv, seed=tokens * 1000 + heads)
+            us = time_point(kernels, decode, problem, with_native=native_error is None)
+            ratios = {f"{name} / ours": round(t / us[OURS], 2) for name, t in us.items()}
+            rows.append({"heads": heads, "tokens": tokens, "us": us, "ratios": ratios})
+            figures = "  ".join(f"{name} {t:9.1f}" for name, t in us.items())
+            print(f"H={heads:<4} T={tokens:<5} {figures}   {ratios}")
+    report = {
+        "schema": 1,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": sys.modules["triton"].__version__,
+        "flashmla": native_error or "timed",
+        "total_s": round(time.monotonic() - started, 1),
+        "points": rows,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=1))
+    print(f"written to {args.out}; FlashMLA: {report['flashmla']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

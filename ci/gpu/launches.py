@@ -1,0 +1,193 @@
+"""Test-only observation, and deliberate damage, of sparse-MLA backends inside a running engine.
+
+`Observer.install` wraps, before the engine starts:
+
+* `_forward_mqa_kernel` of the backend's class, which tells the phase of what is launched in it and
+  where `Damage` is applied;
+* the launchers of our two kernels, which tell the compiled variant of every launch;
+* capture and replay of CUDA graphs, so that a launch inside a graph is counted once for every
+  replay of that graph.
+
+Launches of the product's own warm-up, which only compile, are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KERNELS = "vllm.v1.attention.ops.triton_mla_sparse"
+Damage = Literal["none", "zero", "shift"]
+Phase = Literal["decode", "prefill"]
+
+
+@dataclass
+class Launches:
+    """Launches since the last `Observer.start`, and what graphs hold.
+
+    Attributes:
+        eager: Launches outside graphs, by phase.
+        replayed: Launches by replays of graphs, by phase.
+        captured: Launches held by all graphs captured so far, by phase.
+        replays: Replays of graphs that hold at least one launch.
+
+    """
+
+    eager: Counter[str] = field(default_factory=Counter)
+    replayed: Counter[str] = field(default_factory=Counter)
+    captured: Counter[str] = field(default_factory=Counter)
+    replays: int = 0
+
+    def in_phase(self, phase: Phase) -> int:
+        """Return the launches that were executed in a phase."""
+        return self.eager[phase] + self.replayed[phase]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "eager": dict(self.eager),
+            "replayed": dict(self.replayed),
+            "captured": dict(self.captured),
+            "replays": self.replays,
+        }
+
+
+def shift_rows(topk_indices: torch.Tensor, block_size: int, stride: int) -> torch.Tensor:
+    """Move every physical row by one inside its block: to the row before, or from the first on.
+
+    The row before is always written, while a row after may be nobody's yet.
+    """
+    offset = topk_indices % stride
+    return torch.where(offset > 0, topk_indices - 1, topk_indices + (block_size > 1))
+
+
+class Observer:
+    """Counts launches, collects variants, and can damage what the backend computes."""
+
+    def __init__(self) -> None:
+        self.damage: Damage = "none"  # takes effect outside graphs
+        self.calls = Launches()  # of `_forward_mqa_kernel`, any backend
+        self.kernels = Launches()  # of our kernels
+        self.variants: set[Any] = set()
+        self.shapes: set[tuple[Any, ...]] = set()  # arguments of `iter_variants`
+        self.graph_replays = 0  # of any graph, whatever it holds
+        self.phase: Phase = "prefill"
+        self._graph: int | None = None
+        self._held: dict[int, tuple[Counter[str], Counter[str]]] = {}
+
+    def install(self, impl_class: Any) -> None:
+        """Wrap the backend's class, our kernels if this vLLM has them, and CUDA graphs."""
+        self._watch_graphs()
+        self._watch_impl(impl_class)
+        if impl_class.__name__.startswith("TritonMLASparse"):
+            kernels = import_module(KERNELS)
+            for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
+                self._watch_kernel(wrapper)
+
+    def start(self) -> None:
+        """Forget what ran so far, but not what graphs hold."""
+        for counts in (self.calls, self.kernels):
+            counts.eager.clear()
+            counts.replayed.clear()
+            counts.replays = 0
+        self.graph_replays = 0
+
+    def announced_variants(self) -> set[Any]:
+        """Return every variant that the product announces for the layers that ran."""
+        kernels = import_module(KERNELS)
+        found: set[Any] = set()
+        for shape in self.shapes:
+            found |= set(kernels.iter_variants(*shape))
+        return found
+
+    def _count(self, counts: Launches, kind: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            counts.captured[self.phase] += 1
+            if self._graph is not None:
+                self._held[self._graph][kind][self.phase] += 1
+        else:
+            counts.eager[self.phase] += 1
+
+    def _watch_graphs(self) -> None:
+        observer = self
+        graph_class: Any = torch.cuda.CUDAGraph
+        begin, replay = graph_class.capture_begin, graph_class.replay
+
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            observer._graph = id(graph)
+            observer._held[id(graph)] = (Counter(), Counter())
+            begin(graph, *args, **kwargs)
+
+        def counted_replay(graph: Any) -> None:
+            replay(graph)
+            observer.graph_replays += 1
+            held = observer._held.get(id(graph), (Counter(), Counter()))
+            for counts, launches in zip((observer.calls, observer.kernels), held, strict=True):
+                counts.replayed.update(launches)
+                counts.replays += bool(launches)
+
+        graph_class.capture_begin = capture_begin
+        graph_class.replay = counted_replay
+
+    def _watch_kernel(self, wrapper: Any) -> None:
+        launch: Callable[..., Any] = wrapper.launch
+
+        def counted(spec: Any, inputs: Any) -> Any:
+            if not wrapper._warming:
+                self.variants.add(inputs["compile_key"])
+                self._count(self.kernels, 1)
+            return launch(spec, inputs)
+
+        wrapper.launch = counted
+
+    def _watch_impl(self, impl_class: Any) -> None:
+        observer, original = self, impl_class._forward_mqa_kernel
+
+        def observed(
+            impl: Any,
+            q: Any,
+            kv_cache: torch.Tensor,
+            topk_indices: torch.Tensor,
+            valid_counts: torch.Tensor,
+            **how: Any,
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            observer.phase = "decode" if how["is_decode"] else "prefill"
+            observer._count(observer.calls, 0)
+            observer._note_shape(impl, topk_indices)
+            if observer.damage == "shift":
+                topk_indices = observer._shifted(kv_cache, topk_indices, how["block_size"])
+            out, lse = original(impl, q, kv_cache, topk_indices, valid_counts, **how)
+            if observer.damage != "none":
+                out = torch.zeros_like(out) if observer.damage == "zero" else out.nan_to_num()
+            return out, lse
+
+        impl_class._forward_mqa_kernel = observed
+
+    @staticmethod
+    def _shifted(kv_cache: torch.Tensor, rows: torch.Tensor, block_size: int) -> torch.Tensor:
+        utils = import_module("vllm.v1.attention.backends.mla.sparse_utils")
+        _, stride = utils.flat_kv_row_view(kv_cache, block_size)
+        return shift_rows(rows, block_size, stride)
+
+    def _note_shape(self, impl: Any, topk_indices: torch.Tensor) -> None:
+        if not hasattr(impl, "_device_info"):
+            return
+        self.shapes.add(
+            (
+                impl.num_heads,
+                topk_indices.shape[1],
+                impl.kv_lora_rank,
+                impl.qk_rope_head_dim,
+                torch.bfloat16,
+                impl._device_info,
+                impl.topk_indices_buffer.shape[0],
+                impl.need_to_return_lse_for_decode,
+            )
+        )

@@ -1,0 +1,124 @@
+"""Upstream's own tests of selection and sparse MLA still pass on the patched tree, and ours with them.
+
+Each suite runs as upstream wrote it, in a process of its own that believes in an SM120 GPU
+(``pretend_plugin``); those that launch Triton kernels run in Triton's interpreter
+(``interpret_plugin``). The counts are exact: a test that stops being collected is as bad as one
+that fails. What is left out needs a GPU, FlashInfer or a model hub, before our patches as after.
+
+``PATCHED_TREE`` is the checkout whose ``tests`` run, ``upstream/vllm`` by default. They import the
+vLLM that the import path has: the installed patched wheel, or a checkout with its native modules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HERE: Final = Path(__file__).resolve().parent
+CI: Final = HERE.parents[1]
+TREE: Final = Path(os.environ.get("PATCHED_TREE") or CI.parent / "upstream" / "vllm")
+SECONDS: Final = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One test file of upstream's."""
+
+    file: str
+    before: int
+    """Tests that pass on the unpatched tree."""
+    ours: int = 0
+    """Tests that our patches add to them."""
+    select: str = ""
+    """Expression for ``-k``: leaves out what cannot run here."""
+    interpret: bool = False
+
+
+# On the machine that has no GPU the "cuda" half of the layouts cannot be allocated.
+ON_CPU: Final = "not -cuda]"
+WITHOUT_FLASHINFER_OR_HUB: Final = " and ".join(
+    f"not {part}"
+    for part in (
+        "FLASHINFER-True-True",
+        "FLASHINFER-False-True",
+        "cuda_FLASHINFER_mla_F",
+        "(preserves_dcp and CUTLASS)",
+        "hopper_mm_prefix",
+        "mm_prefix_selects_composite",
+        "composite_rejects",
+        "rswa_selection",
+    )
+)
+
+SUITES: Final = [
+    Suite("v1/attention/test_flashinfer_sparse_mla_sm120_api.py", before=5),
+    Suite("v1/attention/test_flashinfer_sparse_mla_workspace.py", before=10),
+    Suite("v1/attention/test_flashmla_nope_sm90_backend_selection.py", before=39),
+    Suite("v1/attention/test_cuda_backend_probe_errors.py", before=9, ours=44),
+    Suite("v1/attention/test_backend_per_kind.py", before=15),
+    Suite("v1/attention/test_mla_prefill_registry.py", before=15),
+    Suite("v1/attention/test_mla_noncausal.py", before=8),
+    Suite("v1/attention/test_sparse_mla_kv_cache_layout.py", before=21, ours=5, select=ON_CPU),
+    Suite("kernels/attention/test_triton_mla_causal_verify_flatten.py", before=16),
+    Suite(
+        "kernels/attention/test_attention_selector.py",
+        before=65,
+        select=WITHOUT_FLASHINFER_OR_HUB,
+    ),
+    Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=117, interpret=True),
+]
+
+
+@pytest.fixture(scope="module")
+def tests_of_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the tree's tests and settings, and not the tree's vLLM."""
+    folder = tmp_path_factory.mktemp("upstream")
+    shutil.copytree(TREE / "tests", folder / "tests", symlinks=True)
+    shutil.copy(TREE / "pyproject.toml", folder)
+    return folder
+
+
+def _environment(*, interpret: bool) -> dict[str, str]:
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [str(CI), str(HERE), *([inherited] if inherited else [])]
+    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return kept | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        **({"TRITON_INTERPRET": "1"} if interpret else {}),
+    }
+
+
+def _outcomes(report: str) -> dict[str, int]:
+    """Return the numbers in the last line of pytest's report, by outcome."""
+    last = report.strip().splitlines()[-1]
+    return {what: int(number) for number, what in re.findall(r"(\d+) ([a-z]+)", last)}
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: Path(suite.file).stem)
+def test_suite(tests_of_tree: Path, suite: Suite) -> None:
+    plugin = "interpret_plugin" if suite.interpret else "pretend_plugin"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
+    selection = ["-k", suite.select] if suite.select else []
+    done = subprocess.run(
+        [*command, *selection, f"tests/{suite.file}"],
+        cwd=tests_of_tree,
+        env=_environment(interpret=suite.interpret),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    outcomes = _outcomes(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outcomes["passed"] == suite.before + suite.ours, outcomes
+    assert not {"failed", "errors", "error"} & outcomes.keys(), outcomes
