@@ -19,12 +19,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from small_models import KPOOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KERNELS = "vllm.v1.attention.ops.triton_mla_sparse"
-Damage = Literal["none", "zero", "shift"]
+Damage = Literal["none", "zero", "shift", "shift_pool"]
+DISTANCES = {"shift": 1, "shift_pool": KPOOL}  # in rows
 Phase = Literal["decode", "prefill"]
 
 
@@ -59,13 +61,14 @@ class Launches:
         }
 
 
-def shift_rows(topk_indices: torch.Tensor, block_size: int, stride: int) -> torch.Tensor:
-    """Move every physical row by one inside its block: to the row before, or from the first on.
+def shift_rows(topk_indices: torch.Tensor, block_size: int, stride: int, distance: int) -> torch.Tensor:
+    """Move every physical row inside its block: to a row before, or from the first ones on.
 
-    The row before is always written, while a row after may be nobody's yet.
+    A row before is always written, while a row after may be nobody's yet.
     """
     offset = topk_indices % stride
-    return torch.where(offset > 0, topk_indices - 1, topk_indices + (block_size > 1))
+    onward = distance if block_size > distance else 0
+    return torch.where(offset >= distance, topk_indices - distance, topk_indices + onward)
 
 
 class Observer:
@@ -161,8 +164,9 @@ class Observer:
             observer.phase = "decode" if how["is_decode"] else "prefill"
             observer._count(observer.calls, 0)
             observer._note_shape(impl, topk_indices)
-            if observer.damage == "shift":
-                topk_indices = observer._shifted(kv_cache, topk_indices, how["block_size"])
+            distance = DISTANCES.get(observer.damage, 0)
+            if distance:
+                topk_indices = observer._shifted(kv_cache, topk_indices, how["block_size"], distance)
             out, lse = original(impl, q, kv_cache, topk_indices, valid_counts, **how)
             if observer.damage != "none":
                 out = torch.zeros_like(out) if observer.damage == "zero" else out.nan_to_num()
@@ -171,10 +175,10 @@ class Observer:
         impl_class._forward_mqa_kernel = observed
 
     @staticmethod
-    def _shifted(kv_cache: torch.Tensor, rows: torch.Tensor, block_size: int) -> torch.Tensor:
+    def _shifted(kv_cache: torch.Tensor, rows: torch.Tensor, block_size: int, distance: int) -> torch.Tensor:
         utils = import_module("vllm.v1.attention.backends.mla.sparse_utils")
         _, stride = utils.flat_kv_row_view(kv_cache, block_size)
-        return shift_rows(rows, block_size, stride)
+        return shift_rows(rows, block_size, stride, distance)
 
     def _note_shape(self, impl: Any, topk_indices: torch.Tensor) -> None:
         if not hasattr(impl, "_device_info"):

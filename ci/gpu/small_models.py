@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-VOCAB = 512
 HIDDEN = 2048
 CODE = 512  # width of a token's code, of the latent and of the query latent
 KEYS = slice(0, CODE)
@@ -53,7 +52,9 @@ class SmallModel:
         heads: Attention heads.
         nope: Width of a query head without RoPE.
         rope: Width of its RoPE part; 0 for GLM-5.3-Flash.
-        index_topk: Entries that the indexer selects.
+        index_topk: Rows that the indexer selects; a pooled indexer selects them in whole pools.
+        vocab: Tokens. The larger, the fewer occurrences of a partner a context holds, and the more
+            it matters that each of them is read.
         layers: Per layer, whether it is sparse MLA ("mla") or linear attention ("linear").
 
     """
@@ -63,6 +64,7 @@ class SmallModel:
     nope: int
     rope: int
     index_topk: int
+    vocab: int
     layers: tuple[str, ...]
 
     @property
@@ -75,9 +77,9 @@ VALUE = 256
 MODELS = {
     model.name: model
     for model in (
-        SmallModel("glm5", heads=64, nope=192, rope=64, index_topk=512, layers=("mla",) * 3),
+        SmallModel("glm5", heads=64, nope=192, rope=64, index_topk=512, vocab=512, layers=("mla",) * 3),
         SmallModel(
-            "glm53flash", heads=16, nope=256, rope=0, index_topk=512,
+            "glm53flash", heads=16, nope=256, rope=0, index_topk=512, vocab=2048,
             layers=("linear", "mla", "mla", "mla"),
         ),
     )
@@ -87,7 +89,7 @@ MODELS = {
 def config(model: SmallModel) -> dict[str, Any]:
     """Return the contents of config.json."""
     common = {
-        "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": MLP_WIDTH,
+        "vocab_size": model.vocab, "hidden_size": HIDDEN, "intermediate_size": MLP_WIDTH,
         "moe_intermediate_size": EXPERT_WIDTH, "num_hidden_layers": len(model.layers),
         "num_attention_heads": model.heads, "num_key_value_heads": model.heads,
         "n_shared_experts": 1, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2,
@@ -133,23 +135,23 @@ class Random:
         """Draw independent uniform values."""
         return torch.rand(count, generator=self.generator) * (high - low) + low
 
-    def permutation(self) -> torch.Tensor:
-        """Draw a permutation of the vocabulary."""
-        return torch.randperm(VOCAB, generator=self.generator)
+    def permutation(self, count: int) -> torch.Tensor:
+        """Draw a permutation."""
+        return torch.randperm(count, generator=self.generator)
 
 
 @dataclass(frozen=True)
 class Language:
     """What the text and the weights agree on."""
 
-    codes: torch.Tensor  # [VOCAB, CODE]
-    partner: torch.Tensor  # [VOCAB]
-    successor: torch.Tensor  # [VOCAB]
+    codes: torch.Tensor  # [vocab, CODE]
+    partner: torch.Tensor  # [vocab]
+    successor: torch.Tensor  # [vocab]
 
 
-def make_language(source: Random) -> Language:
+def make_language(source: Random, vocab: int) -> Language:
     """Draw codes, partners and successors."""
-    return Language(source.normal(VOCAB, CODE), source.permutation(), source.permutation())
+    return Language(source.normal(vocab, CODE), source.permutation(vocab), source.permutation(vocab))
 
 
 def write_only_result(weight: torch.Tensor) -> torch.Tensor:
@@ -283,8 +285,8 @@ def layer_weights(model: SmallModel, source: Random, index: int) -> tuple[Tensor
 def make_weights(model: SmallModel, seed: int) -> tuple[Tensors, Language]:
     """Draw all weights in float32 under their checkpoint names, and the language they know."""
     source = Random(seed)
-    language = make_language(source)
-    embedding = torch.zeros(VOCAB, HIDDEN)
+    language = make_language(source, model.vocab)
+    embedding = torch.zeros(model.vocab, HIDDEN)
     embedding[:, KEYS] = language.codes
     embedding[:, QUERIES] = language.codes[language.partner]
     embedding[:, CONSTANT] = CONSTANT_VALUE
@@ -295,7 +297,7 @@ def make_weights(model: SmallModel, seed: int) -> tuple[Tensors, Language]:
         weights |= layer
         writes = writes + layer_writes
     results = language.codes[language.partner] @ writes.T
-    head = torch.zeros(VOCAB, HIDDEN)
+    head = torch.zeros(model.vocab, HIDDEN)
     head[language.successor, RESULT] = results / results.norm(dim=1, keepdim=True)
     weights["lm_head.weight"] = head * (TOP_LOGIT * RESULT_WIDTH**-0.5)
     return weights, language
@@ -325,9 +327,9 @@ def make_text(language: Language, length: int, seed: int) -> list[int]:
     successor = language.successor.tolist()
 
     def walk() -> Iterator[int]:
-        token = rng.randrange(VOCAB)
+        token = rng.randrange(len(successor))
         for _ in range(length):
             yield token
-            token = successor[token] if rng.random() < FOLLOW else rng.randrange(VOCAB)
+            token = successor[token] if rng.random() < FOLLOW else rng.randrange(len(successor))
 
     return list(walk())
