@@ -6,10 +6,12 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_stack.base import Base
@@ -20,8 +22,6 @@ from vllm_stack.stack import Stack
 from vllm_stack.workspace import Workspace
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 #: `ci/test` runs the whole suite a second time with this set to "hostile".
@@ -171,6 +171,8 @@ class Project:
         """Run the command line in this process, on this project."""
         report = self.root / "report.json"
         report.unlink(missing_ok=True)
+        if GIT_CONFIGURATION == "hostile":
+            self._spoil_repositories()
         self.capsys.readouterr()
         common = ["--root", str(self.root), "--cache-dir", str(self.root / "cache"), "--json", str(report)]
         code = 0
@@ -188,13 +190,32 @@ class Project:
         assert done.code == 0, done.err
         return done
 
+    def _spoil_repositories(self) -> None:
+        """Under the hostile configuration, put it into the repositories' own files too."""
+        hostile = Path(os.environ["HOME"]) / ".gitconfig"
+        for config in (
+            *self.root.glob("upstream/*/.git/config"),
+            *self.root.glob("cache/bases/*.git/config"),
+        ):
+            if "# spoilt" not in config.read_text():
+                config.write_text(f"{config.read_text()}# spoilt\n{hostile.read_text()}")
+
     def git(self, *words: str, stdin: str = "") -> str:
         """Run git in the checkout as a person would, with their configuration but without hooks."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         name, email = IDENTITY
         settings = ["-c", f"user.name={name}", "-c", f"user.email={email}", "-c", "core.hooksPath=/dev/null"]
         settings += ["-c", "core.editor=true", "-c", "sequence.editor=true", "-c", "commit.verbose=false"]
-        settings += ["-c", "commit.cleanup=verbatim", "-c", "core.safecrlf=false", "-c", "color.ui=false"]
+        settings += [
+            "-c",
+            "commit.cleanup=verbatim",
+            "-c",
+            "core.safecrlf=false",
+            "-c",
+            "color.ui=false",
+            "-c",
+            "i18n.commitEncoding=UTF-8",
+        ]
         done = subprocess.run(
             ["git", *settings, *words],
             cwd=self.checkout,
@@ -238,3 +259,9 @@ class Project:
         self.commit(message("[Second] Return nine hundred", topic="second"))
         self.ok("refresh")
         return [patch.name for patch in self.stack.patches]
+
+
+def make_target(project: Project, name: str) -> None:
+    """Add a second target to the project, with the pin and the patches of the first."""
+    shutil.copy(project.workspace.pin_file("demo"), project.workspace.pin_file(name))
+    shutil.copytree(project.series.parent, project.root / "patch-stack" / name)

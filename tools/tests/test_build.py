@@ -7,14 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from stackproject import FILES, Completed, Project, message
-from wheelkit import ARCH, INFO, TAG, VERSION_MODULE, elf, make_wheel, read_wheel
+from wheelkit import ARCH, INFO, TAG, VERSION_MODULE, elf, make_wheel, read_wheel, rezip
 
+import vllm_stack
+from vllm_stack.base import BASE_REF
 from vllm_stack.hashing import sha256_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +140,7 @@ def test_how_to_install_it_is_said(patched: Project) -> None:
     assert done.report["install"]["constraints"] == [f"demo=={done.report['wheels'][0]['version']}"]
 
 
-@pytest.mark.parametrize("label", ["cpu", "myCPU.1", "a b"])
+@pytest.mark.parametrize("label", ["cpu", "myCPU.1", "a b", "scdcdcdcd"])
 def test_a_bad_label_is_a_usage_error(patched: Project, label: str) -> None:
     done = build(patched, "--label", label)
     assert done.code == 2
@@ -194,6 +197,78 @@ def test_a_link_is_refused(wheels: Project) -> None:
     assert left(wheels) == []
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("120000", "a symbolic link"), ("160000", "a submodule")])
+def test_an_added_link_or_submodule_is_refused(wheels: Project, mode: str, kind: str) -> None:
+    wheels.ok("apply")
+    target = wheels.git("hash-object", "-w", "--stdin", stdin="core.py").strip()
+    if mode == "160000":
+        target = wheels.git("rev-parse", "HEAD").strip()
+    wheels.git("update-index", "--add", "--cacheinfo", f"{mode},{target},demo/added")
+    wheels.git("commit", "--quiet", "--file=-", stdin=message("[Core] Add a thing"))
+    wheels.git("reset", "--quiet", "--hard")
+    wheels.ok("refresh")
+    done = build(wheels)
+    assert done.code == 7, done.err
+    (patch,) = wheels.stack.patches
+    assert done.error["details"] == [f"demo/added ({patch.name}): {kind}"]
+    assert left(wheels) == []
+
+
+@pytest.mark.parametrize(
+    "name", [b"demo/two\nlines.py", b"demo/\xff.py", b"demo/back\\slash.py", b"tests/\x1b[2J"]
+)
+def test_a_name_that_no_wheel_can_have_is_refused(wheels: Project, name: bytes) -> None:
+    wheels.ok("apply")
+    file = os.fsencode(wheels.checkout) + b"/" + name
+    Path(os.fsdecode(file)).write_text("A = 1\n")
+    wheels.write("demo/fine.py", "A = 1\n")
+    wheels.commit(message("[Core] Add an odd name"))
+    wheels.run("refresh")
+    (patch,) = wheels.stack.patches
+    done = build(wheels)
+    assert done.code == 7, done.err
+    (detail,) = done.error["details"]
+    assert detail.isprintable()
+    assert patch.name in detail
+    assert "rename" in done.error["hint"]
+    assert left(wheels) == []
+
+
+def modes(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {item.filename: item.external_attr >> 16 for item in archive.infolist()}
+
+
+def commit_modes(project: Project, *paths: str) -> None:
+    """Commit everything, with these files executable whatever git is configured to see."""
+    for path in paths:
+        (project.checkout / path).chmod(0o755)
+    project.git("add", "--all", "--force")
+    project.git("update-index", "--chmod=+x", *paths)
+    project.git("commit", "--quiet", "--file=-", stdin=message("[Core] Make programs"))
+    project.ok("refresh")
+
+
+def test_programs_stay_programs(wheels: Project) -> None:
+    wheels.ok("apply")
+    wheels.write("demo/new.sh", "#!/bin/sh\n")
+    wheels.write("demo/plain.sh", "#!/bin/sh\n")
+    wheels.edit("demo/core.py", "return 1\n", "return 100\n")
+    commit_modes(wheels, "demo/new.sh", "demo/core.py")
+    found = modes(built(wheels))
+    assert found["demo/new.sh"] == found["demo/core.py"] == 0o100755
+    assert found["demo/plain.sh"] == found["demo/other.py"] == 0o100644
+
+
+def test_a_change_of_the_mode_alone_is_in_the_wheel(wheels: Project) -> None:
+    wheels.ok("apply")
+    commit_modes(wheels, "demo/other.py")
+    wheel = built(wheels)
+    assert modes(wheel)["demo/other.py"] == 0o100755
+    assert read_wheel(wheel)["demo/other.py"].startswith(b"VALUE = 1\n# Modified for ")
+    assert wheels.run("verify", "--offline", str(wheel)).code == 0
+
+
 def test_an_output_folder_that_cannot_be_one_is_a_build_error(patched: Project) -> None:
     file = patched.root / "file"
     file.write_text("")
@@ -226,6 +301,41 @@ def test_a_damaged_download_is_an_integrity_error(patched: Project) -> None:
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     assert build(patched).code == 4
     assert not dist(patched).exists()
+
+
+def alter_base(project: Project) -> str:
+    """Put the cached base at a commit with foreign code in a file that the stack changes."""
+    assert project.base.git.git_dir is not None
+    git, at = project.base.git, {"GIT_INDEX_FILE": str(project.root / "index")}
+    git.run("read-tree", project.base.commit, env=at)
+    data = git.blob(project.base.commit, "demo/core.py") + b"FOREIGN = True\n"
+    blob = git.run("hash-object", "-w", "--stdin", stdin=data).text
+    git.run("update-index", "--cacheinfo", f"100644,{blob},demo/core.py", env=at)
+    tree = git.run("write-tree", env=at).text
+    git.run("update-ref", BASE_REF, git.run("commit-tree", tree, stdin=b"altered\n").text)
+    return str(project.base.git.git_dir)
+
+
+def test_a_cached_base_at_another_commit_is_refused(patched: Project) -> None:
+    folder = alter_base(patched)
+    done = build(patched)
+    assert done.code == 4
+    assert folder in done.err
+    assert done.error["hint"] == f"remove {folder} and run the command again"
+    assert not dist(patched).exists()
+    shutil.rmtree(folder)
+    assert b"FOREIGN" not in read_wheel(built(patched))["demo/core.py"]
+
+
+def test_a_damaged_base_is_not_blamed_on_the_wheel(patched: Project) -> None:
+    wheel = built(patched)
+    folder = patched.base.git.git_dir
+    for damage in (lambda: alter_base(patched), lambda: patched.base.git.run("update-ref", "-d", BASE_REF)):
+        damage()
+        done = patched.run("verify", "--offline", str(wheel))
+        assert done.code == 4
+        assert done.error["hint"] == f"remove {folder} and run the command again"
+        assert "damaged:" not in done.out
 
 
 def test_a_repository_without_notice_is_refused(patched: Project) -> None:
@@ -264,9 +374,21 @@ def test_with_its_report_any_changed_byte_of_a_wheel_is_found(patched: Project) 
         assert done.code == 8
         assert "report-mismatch" in [item["code"] for item in done.report["verified"][0]["findings"]]
     wheel.write_bytes(data)
-    wheel.with_name(f"{wheel.name}.json").write_text("[]")
+    sidecar = wheel.with_name(f"{wheel.name}.json")
+    for text in ("[]", "{", '{"output": {"filename": 5, "sha256": "00"}}', "[" * 100_000):
+        sidecar.write_text(text)
+        done = patched.run("verify", "--offline", str(wheel))
+        assert [item["code"] for item in done.report["verified"][0]["findings"]] == ["report-invalid"]
+
+
+def test_a_file_that_the_stack_leaves_alone_is_compared_with_the_sources(patched: Project) -> None:
+    wheel = built(patched)
+    wheel.with_name(f"{wheel.name}.json").unlink()
+    rezip(wheel, {"demo/other.py": b"EVIL = 1\n", "demo/_custom_ops.py": b"EVIL = 2\n"}, fix_record=True)
     done = patched.run("verify", "--offline", str(wheel))
-    assert [item["code"] for item in done.report["verified"][0]["findings"]] == ["report-invalid"]
+    assert done.code == 8
+    found = [(item["code"], item["subject"]) for item in done.report["verified"][0]["findings"]]
+    assert found == [("source-file", "demo/_custom_ops.py"), ("source-file", "demo/other.py")]
 
 
 def test_without_sources_the_hashes_are_compared_and_it_is_said(patched: Project) -> None:
@@ -352,6 +474,59 @@ def test_a_second_installation_and_a_shadowed_one_are_found(
     shutil.rmtree(next(shadow.glob("*.dist-info")))
     found = [item["code"] for item in patched.run(*words).report["verified"][0]["findings"]]
     assert found == ["import-elsewhere"]
+    # As the launcher hands it on; relative to the user's folder.
+    monkeypatch.delenv("PYTHONPATH")
+    assert patched.run(*words).code == 0
+    monkeypatch.chdir(tmp_path)
+    for value in ("shadow", f"{tmp_path}/none{os.pathsep}shadow"):
+        monkeypatch.setenv("VLLM_STACK_USER_PYTHONPATH", value)
+        found = [item["code"] for item in patched.run(*words).report["verified"][0]["findings"]]
+        assert found == ["import-elsewhere"]
+
+
+#: A step of a command that leaves a temporary file if it is ended there, and where that lies.
+SLOW_STEPS = [
+    ("build-wheel", "wheelwriter.WheelWriter", "finish", "dist/.demo-*.part"),
+    ("build-wheel", "base", "_fast_import", "cache/bases/.import-*"),
+    ("apply", "checkout", "_write_state", "upstream/.demo-*"),
+]
+SLOW = """
+import importlib, sys, time
+_, place, name, *words = sys.argv
+module, _, inner = place.partition(".")
+owner = importlib.import_module(f"vllm_stack.{module}")
+setattr(getattr(owner, inner) if inner else owner, name, lambda *_: time.sleep(60))
+from vllm_stack.cli import main
+main(words)
+"""
+
+
+@pytest.mark.parametrize(("command", "place", "name", "temporary"), SLOW_STEPS)
+def test_a_terminated_command_removes_its_temporary_files(
+    patched: Project, command: str, place: str, name: str, temporary: str
+) -> None:
+    if place == "base":
+        shutil.rmtree(patched.workspace.bases)
+    shutil.rmtree(patched.checkout)
+    words = [command, "--offline", "--root", str(patched.root), "--cache-dir", str(patched.root / "cache")]
+    if command == "build-wheel":
+        words += ["--output", str(dist(patched))]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, place, name, *words],
+        env={**os.environ, "PYTHONPATH": str(Path(vllm_stack.__file__).parents[1])},
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        deadline = time.monotonic() + 60
+        while not list(patched.root.glob(temporary)):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.terminate()
+    assert process.returncode == 143
+    assert list(patched.root.glob(temporary)) == []
+    assert not dist(patched).exists()
 
 
 @pytest.mark.parametrize("name", ["build-wheel", "verify"])

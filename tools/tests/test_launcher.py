@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from vllm_stack import errors
+from vllm_stack import errors, installed
 
 TOOLS = Path(__file__).parents[1]
 LAUNCHER = TOOLS / "vllm-stack"
@@ -31,6 +31,7 @@ print(json.dumps({
     "arguments": sys.argv[1:], "cwd": os.getcwd(), "dependency": tinydep.VERSION, "path": sys.path,
     "isolated": sys.flags.isolated, "prefix": sys.prefix, "stdin": sys.stdin.read(),
     "variables": sorted(key for key in os.environ if key.startswith("PYTHON")),
+    "user_path": os.environ.get("VLLM_STACK_USER_PYTHONPATH"),
 }))
 if sys.argv[1:2] == ["exit"]:
     sys.exit(int(sys.argv[2]))
@@ -208,6 +209,15 @@ def test_variables_of_another_python_misleading_pip_options_and_no_home_do_no_ha
         assert not {str(rubbish), ""} & set(result["path"])
         assert result["variables"] == ["PYTHONSTARTUP", "PYTHONWARNINGS"]
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_users_python_path_is_handed_on(made: tuple[Path, Any], base_environment: dict[str, str]) -> None:
+    stale = {**base_environment, "VLLM_STACK_USER_PYTHONPATH": "/of/another/call"}
+    for value, expected in (("/a:b", "/a:b"), ("", None), (None, None)):
+        environment = stale if value is None else {**stale, "PYTHONPATH": value}
+        assert seen(launch(made[0], environment))["user_path"] == expected
+    names = runpy.run_path(str(LAUNCHER), run_name="launcher")
+    assert names["USER_PYTHONPATH"] == installed.USER_PYTHONPATH
 
 
 def test_the_environment_moves_with_the_repository(used: Path, base_environment: dict[str, str]) -> None:

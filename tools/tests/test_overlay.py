@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ from wheelkit import (
 
 from vllm_stack.errors import BuildError, IntegrityError
 from vllm_stack.overlay import build_overlay, select_package_changes
-from vllm_stack.record import parse_record
+from vllm_stack.record import Digest, parse_record
 from vllm_stack.verify import Verifier, WheelContents
 from vllm_stack.wheelmeta import read_version_module, rewrite_version_module, with_change_notice
 from vllm_stack.wheelzip import WheelArchive
@@ -110,6 +111,34 @@ def test_a_changed_program_stays_one(tmp_path: Path) -> None:
         assert archive.read("demo/tool.sh") == b"#!/bin/bash\n"
         assert archive.member("demo/tool.sh").executable
         assert not archive.member("demo/core.py").executable
+
+
+def test_the_stack_decides_about_the_executable_bit(tmp_path: Path) -> None:
+    kit = Kit.make(tmp_path)
+    same = SOURCES["demo/data/config.json"]
+    changes = (
+        replace(change("demo/run.sh", b"#!/bin/sh\n", added=True), executable=True),
+        replace(change("demo/core.py", CHANGES[0].data), executable=True),
+        replace(change("demo/data/config.json", same), executable=True),
+    )
+    path = kit.build(tmp_path / "out", changes).path
+    with WheelArchive.open(path) as archive:
+        assert all(archive.member(item.path).executable for item in changes)
+        assert archive.read("demo/data/config.json") == same
+        assert not archive.member("demo/old.py").executable
+    unchanged = replace(changes[2], executable=False)  # as the official wheel has it
+    with pytest.raises(BuildError) as caught:
+        kit.build(tmp_path / "again", (unchanged, changes[1]))
+    assert "as it is in the official wheel" in caught.value.details[0]
+
+
+def test_a_stack_that_was_applied_to_foreign_files_is_refused(kit: Kit, tmp_path: Path) -> None:
+    own, foreign = (Digest.of(data) for data in (SOURCES["demo/core.py"], b"FOREIGN = True\n"))
+    kit.build(tmp_path, (replace(CHANGES[0], original=own), *CHANGES[1:]))
+    with pytest.raises(IntegrityError) as caught:
+        kit.build(tmp_path / "foreign", (replace(CHANGES[0], original=foreign), *CHANGES[1:]))
+    assert caught.value.details == ("demo/core.py",)
+    assert "cache" in (caught.value.hint or "")
 
 
 def test_record_is_last_and_right(wheel: Path, members: dict[str, bytes]) -> None:

@@ -30,6 +30,26 @@ def test_the_real_pins_are_valid_and_complete() -> None:
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        "rust-toolchain.toml",
+        "rust/src/cmd/Cargo.toml",
+        "tools/build_rust.py",
+        "tools/build_rust.sh",
+        "tools/build_deepgemm_C.py",
+        "tools/setup_deepgemm_pythons.sh",
+        "tools/use_existing_torch.py",
+        "cmake/utils.cmake",
+        "setup.py",
+    ],
+)
+def test_what_builds_vllm_is_native(path: str) -> None:
+    layout = load_pin(PROJECT_ROOT / "upstream" / "vllm.toml").layout
+    assert classify(path, layout) is PathClass.NATIVE
+    assert classify("tools/pre_commit/check.py", layout) is PathClass.OUTSIDE
+
+
+@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("schema = 1", "schema = 9", "schema"),
@@ -120,6 +140,20 @@ def test_two_imports_at_once_give_one_base(project: Project) -> None:
         thread.join()
     assert found == [project.base.commit] * 4
     assert len(list(workspace.bases.iterdir())) == 1
+
+
+def test_a_base_without_the_note_of_its_commit_is_damaged(project: Project) -> None:
+    pin = load_pin(project.workspace.pin_file("demo"))
+    assert Base.find(project.workspace, pin) == project.base
+    (note,) = project.workspace.bases.glob("*/vllm-stack-base")
+    for text in (b"0" * 40, b"", b"\xff"):
+        note.write_bytes(text)
+        with pytest.raises(IntegrityError) as caught:
+            Base.find(project.workspace, pin)
+        assert caught.value.hint == f"remove {note.parent} and run the command again"
+    note.unlink()
+    with pytest.raises(IntegrityError, match="is damaged"):
+        Base.find(project.workspace, pin)
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

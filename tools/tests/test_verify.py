@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from wheelkit import ARCH, CHANGES, STACK_ID, TAG, Kit, make_patch, make_wheel, read_wheel, rezip
+from wheelkit import ARCH, CHANGES, SOURCES, STACK_ID, TAG, Kit, make_patch, make_wheel, read_wheel, rezip
 
 import vllm_stack.verify as verify_module
 from vllm_stack.errors import IntegrityError, UsageError
 from vllm_stack.findings import CODES, Finding
 from vllm_stack.installed import InstalledContents, default_python, find_installations
+from vllm_stack.record import Digest
 from vllm_stack.verify import Expected, Verification, Verifier, WheelContents
 from vllm_stack.wheelzip import WheelArchive
 
@@ -226,6 +227,32 @@ def test_a_stack_that_gives_other_bytes_is_found(built: Path, stack: Expected) -
         ("stack-version", built.name)
     ]
     assert verify(built, replace(stack, changes=None)).findings == ()
+
+
+def test_what_the_stack_leaves_alone_is_as_in_the_sources(wheel: Path, stack: Expected) -> None:
+    touched = {item.path for item in CHANGES}
+    sources = {path: Digest.of(data) for path, data in SOURCES.items() if path not in touched}
+    full = replace(stack, sources={**sources, "demo/csrc/kernel.h": Digest.of(b"")})
+    assert verify(wheel, full).findings == ()  # sources of compiled parts need not be there
+    gone, evil = "demo/_custom_ops.py", "demo/__init__.py"
+    plain = "demo/sub/\xfcn\xefcode.py"
+    rezip(wheel, {gone: None, evil: b"EVIL = 1\n", plain: None}, fix_record=True)
+    assert verify(wheel, stack).findings == ()
+    assert codes(verify(wheel, full)) == [("source-file", evil), ("source-file", plain)]
+    other = replace(full, stack_id=OLD_ID)  # which files another stack changes is not known
+    assert codes(verify(wheel, other)) == [("stack-id", wheel.name)]
+
+
+def test_a_damaged_file_does_not_hide_the_next(wheel: Path, stack: Expected) -> None:
+    sources = {path: Digest.of(SOURCES[path]) for path in ("demo/__init__.py", "demo/_custom_ops.py")}
+    rezip(wheel, {"demo/_custom_ops.py": b"EVIL = 1\n"}, fix_record=True)
+    with WheelArchive.open(wheel) as archive:
+        member = archive.member("demo/__init__.py")
+    raw = bytearray(wheel.read_bytes())
+    raw[member.data_offset + member.compressed_size - 1] ^= 0xFF
+    wheel.write_bytes(raw)
+    found = codes(verify(wheel, replace(stack, sources=sources)))
+    assert found == [("damaged", "demo/__init__.py"), ("source-file", "demo/_custom_ops.py")]
 
 
 def test_a_pin_of_another_wheel_is_found(built: Path, stack: Expected) -> None:

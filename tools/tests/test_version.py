@@ -92,6 +92,23 @@ def test_what_is_no_local_version_is_refused(label: str) -> None:
         check_label(label)
 
 
+@pytest.mark.parametrize("label", ["scdcdcdcd", "SCDCDCDCD", "s00000012.acme", "s3c3c3c3c-1"])
+def test_a_label_like_the_id_of_a_stack_is_refused(label: str) -> None:
+    with pytest.raises(UsageError, match="two stacks could share a version"):
+        wheel_version(TWO, "0.33.0", RELEASES, label)
+
+
+@pytest.mark.parametrize("label", ["scdcdcdc", "scdcdcdcde", "acme.scdcdcdcd", "sxdcdcdcd"])
+def test_a_label_that_only_resembles_an_id_is_taken(label: str) -> None:
+    assert str(wheel_version(TWO, "0.33.0", RELEASES, label)) == f"0.33.0+bw.2.{label}"
+
+
+def test_no_label_gives_a_release_the_version_of_another_stack() -> None:
+    other = wheel_version("cd" * 32, "0.33.0", RELEASES)
+    with pytest.raises(UsageError):
+        wheel_version(TWO, "0.33.0", RELEASES, str(other.local).removeprefix("bw.2."))
+
+
 def test_a_label_is_an_addition_in_normal_form() -> None:
     assert str(wheel_version(ONE, "0.33.0", RELEASES, "ACME_007")) == "0.33.0+bw.1.acme.7"
     assert str(wheel_version(THREE, "0.33.0", RELEASES, "acme")) == "0.33.0+bw.2.s3c3c3c3c.acme"

@@ -60,8 +60,14 @@ class Change:
     """The net change of one path over a whole stack, with the patches that touch it."""
 
     path: str
-    status: Literal["A", "M", "D"]
+    """As git has it; bytes that are not UTF-8 stand as lone surrogates."""
+    status: Literal["A", "M", "D", "T"]
+    """Added, modified, deleted, or made another type of thing (file, symbolic link, submodule)."""
     patches: tuple[str, ...]
+    old_mode: str
+    """git's mode before the stack, e.g. 100644; 000000 where there was nothing."""
+    mode: str
+    """The same after the stack."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,20 @@ class AppliedStack:
     def changes(self) -> tuple[Change, ...]:
         """Return what the stack changes between its base and its end, sorted by path."""
         fields = self.git.run(
-            "diff-tree", "-r", "-z", "--no-renames", "--name-status", self.base_commit, self.head
+            "diff-tree", "-r", "-z", "--no-renames", "--raw", self.base_commit, self.head
         ).fields
         return tuple(
-            Change(path, cast("Literal['A', 'M', 'D']", status), self._touching(path))
-            for status, path in zip(fields[::2], fields[1::2], strict=True)
+            self._change(raw.removeprefix(":"), path)
+            for raw, path in zip(fields[::2], fields[1::2], strict=True)
         )
+
+    def _change(self, raw: str, path: str) -> Change:
+        """Return one change; ``raw`` is what git puts before a path: both modes, both ids, the status."""
+        old_mode, mode, _, _, status = raw.split()
+        kind = cast("Literal['A', 'M', 'D', 'T']", status)
+        # Patches show bytes that are not UTF-8 as U+FFFD.
+        shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return Change(path, kind, self._touching(shown), old_mode, mode)
 
     def _touching(self, path: str) -> tuple[str, ...]:
         return tuple(patch.name for patch in self.patches if path in patch.paths)
@@ -191,21 +205,28 @@ def apply_stack(base: Base, stack: Stack) -> AppliedStack:
 
     Raises ConflictError that says what became of every patch when one does not.
     """
-    return apply_in(base.git, base.commit, stack)
-
-
-def apply_in(git: Git, base_commit: str, stack: Stack) -> AppliedStack:
-    """Apply a stack in a repository that holds its base; as :func:`apply_stack` otherwise."""
-    results = try_stack(git, base_commit, stack.patches)
+    results = try_stack(base.git, base.commit, stack.patches)
     failed = [result for result in results if result.outcome is not Outcome.STRICT]
     if failed:
         raise ConflictError(
             f"{len(failed)} of {len(results)} patches of {stack.target} do not apply to "
             f"{stack.pin.release} as they stand",
             details=[line for result in results for line in describe(result)],
-            hint="never edit patch files by hand: `apply --three-way`, then `refresh`, writes them anew",
+            hint=advice(results),
         )
-    return AppliedStack(git, base_commit, results)
+    return AppliedStack(base.git, base.commit, results)
+
+
+def advice(results: Sequence[AppliedPatch]) -> str:
+    """Say what to do about a stack that does not apply strictly."""
+    absorbed = [f"--drop {result.name}" for result in results if result.outcome is Outcome.ABSORBED]
+    if absorbed:
+        return (
+            "the change of an absorbed patch is there already: "
+            f"`apply --three-way {' '.join(absorbed)}` leaves it out, "
+            "`refresh` with the same --drop takes it off the stack"
+        )
+    return "never edit patch files by hand: `apply --three-way`, then `refresh`, writes them anew"
 
 
 def describe(result: AppliedPatch) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_stack.atomic import write_atomic
 from vllm_stack.errors import BuildError, IntegrityError
 from vllm_stack.git import EPOCH, IDENTITY, Git, GitError
 from vllm_stack.hashing import sha256_bytes, sha256_file
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 BASE_REF = "refs/stack/base"
 #: Part of the key of a cached base: raise it when the import changes.
-_IMPORT_VERSION = 2
+_IMPORT_VERSION = 3
+#: File of a cached base that says which commit the import gave.
+_COMMIT_FILE = "vllm-stack-base"
 #: No attribute of the tree may change bytes on their way in or out, or the form of a diff.
 ATTRIBUTES = (
     "* -text -ident -filter -working-tree-encoding -export-subst -export-ignore !diff !merge !whitespace\n"
@@ -41,17 +44,24 @@ class Base:
 
     @classmethod
     def find(cls, workspace: Workspace, pin: Pin) -> Base | None:
-        """Return the base of ``pin`` if it was imported before. IntegrityError when it is damaged."""
+        """Return the base of ``pin`` if it was imported before.
+
+        IntegrityError when it is damaged, or no longer at the commit that the import gave.
+        """
         folder = _folder(workspace, pin)
         if not folder.is_dir():
             return None
         git = Git(folder)
+        hint = f"remove {folder} and run the command again"
         try:
-            return cls(git, git.resolve(BASE_REF))
-        except GitError as error:
+            commit, imported = git.resolve(BASE_REF), (folder / _COMMIT_FILE).read_text("ascii")
+        except (GitError, OSError, UnicodeDecodeError) as error:
+            raise IntegrityError(f"the cached base {folder} is damaged", hint=hint) from error
+        if commit != imported:
             raise IntegrityError(
-                f"the cached base {folder} is damaged", hint=f"remove {folder} and run the command again"
-            ) from error
+                f"the cached base {folder} is at {commit}, it was imported as {imported}", hint=hint
+            )
+        return cls(git, commit)
 
     @classmethod
     def ensure(cls, workspace: Workspace, pin: Pin, sdist: Path) -> Base:
@@ -89,6 +99,7 @@ def _import(folder: Path, pin: Pin, sdist: Path) -> None:
     try:
         git = init_repository(temporary / "base.git", bare=True)
         _fast_import(git, _stream(pin, sdist))
+        write_atomic(temporary / "base.git" / _COMMIT_FILE, git.resolve(BASE_REF).encode("ascii"))
         if not folder.exists():
             git_dir = temporary / "base.git"
             git_dir.rename(folder)

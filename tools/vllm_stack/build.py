@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vllm_stack.applying import AppliedStack, Change, apply_stack
 from vllm_stack.errors import BuildError, ConflictError, NetworkError, UsageError
 from vllm_stack.overlay import FileChange, OverlayPlan, OverlayResult, build_overlay, select_package_changes
+from vllm_stack.record import Digest
 from vllm_stack.report import Report, write_json
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
@@ -17,7 +18,7 @@ from vllm_stack.version import check_label, release_number, wheel_version
 from vllm_stack.wheelzip import WheelArchive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from vllm_stack.findings import Finding
     from vllm_stack.pins import Pin, PinnedFile, PinnedWheel
     from vllm_stack.workspace import Workspace
+
+
+#: git's modes of plain files, and what a path that does not exist has.
+_EXECUTABLE, _NOTHING = "100755", "000000"
+_PLAIN = frozenset({"100644", _EXECUTABLE, _NOTHING})
+_KINDS = {"120000": "a symbolic link", "160000": "a submodule"}
 
 
 @dataclass(frozen=True)
@@ -101,22 +108,57 @@ class BuildOptions:
 def file_changes(applied: AppliedStack, changes: tuple[Change, ...]) -> tuple[FileChange, ...]:
     """Return the changes with the bytes that the stack gives. BuildError for what is no plain file."""
     odd = [
-        f"{item.path} ({', '.join(item.patches)})" for item in changes if item.status not in {"A", "M", "D"}
+        f"{item.path} ({', '.join(item.patches)}): {_KINDS.get(item.mode, 'no plain file any more')}"
+        for item in changes
+        if item.status == "T" or item.mode not in _PLAIN
     ]
     if odd:
         raise BuildError(
-            "the stack makes symbolic links or submodules of files, which no wheel can hold", details=odd
+            "the stack makes symbolic links or submodules, which no wheel can hold",
+            details=odd,
+            hint="make these plain files, or take them out of the patches",
         )
     contents = applied.read([item.path for item in changes if item.status != "D"])
+    known = [item.path for item in changes if item.old_mode in _PLAIN - {_NOTHING}]
+    originals = applied.git.blobs(applied.base_commit, known)
     return tuple(
-        FileChange(item.path, contents.get(item.path), item.patches, added=item.status == "A")
+        FileChange(
+            path=item.path,
+            data=contents.get(item.path),
+            patches=item.patches,
+            added=item.status == "A",
+            executable=None if item.mode == item.old_mode else item.mode == _EXECUTABLE,
+            original=Digest.of(originals[item.path]) if item.path in originals else None,
+        )
         for item in changes
     )
+
+
+def check_names(changes: tuple[Change, ...]) -> None:
+    """Raise BuildError when a changed path is none that a wheel, or a report, can name."""
+    odd = [
+        f"{_shown(item.path)} ({', '.join(item.patches) or 'patch unknown'})"
+        for item in changes
+        if not item.path.isprintable() or "\\" in item.path
+    ]
+    if odd:
+        raise BuildError(
+            "the stack changes files whose names hold line breaks, other control characters, backslashes or "
+            "bytes that are not UTF-8",
+            details=odd,
+            hint="rename these files in the patches",
+        )
+
+
+def _shown(path: str) -> str:
+    """Return a path with an escape in place of each character that must not reach a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
 
 
 def package_changes(applied: AppliedStack, pin: Pin) -> tuple[tuple[FileChange, ...], tuple[LeftOut, ...]]:
     """Return what of a stack goes into the wheel, and what is left out. BuildError as for an overlay."""
     changes = applied.changes()
+    check_names(changes)
     selected, outside = select_package_changes([(item.path, item.patches) for item in changes], pin.layout)
     left_out = tuple(LeftOut(item.path, item.patches) for item in changes if item.path in outside)
     return file_changes(applied, tuple(item for item in changes if item.path in selected)), left_out
@@ -131,11 +173,25 @@ def build_wheel(workspace: Workspace, target: str, options: BuildOptions, fetche
     if options.label is not None:
         check_label(options.label)
     stack = Stack.load(workspace, target)
+    plan, left_out = plan_wheel(workspace, stack, options, offline=fetcher.offline)
+    sdist = fetcher.fetch(stack.pin.distribution, stack.pin.sdist)
+    official = fetcher.fetch(stack.pin.distribution, plan.wheel)
+    with _output_folder(options.output):
+        result = build_overlay(plan, official, sdist, options.output)
+        report = _report(stack, plan.wheel, plan, result, left_out)
+        _complete(result, report, _expected(stack, plan.changes))
+    return report
+
+
+def plan_wheel(
+    workspace: Workspace, stack: Stack, options: BuildOptions, *, offline: bool
+) -> tuple[OverlayPlan, tuple[LeftOut, ...]]:
+    """Apply a stack; return the plan of its wheel, and what of the stack is not in it."""
     wheel = stack.pin.wheel(options.arch)
-    applied = apply_stack(base_of(workspace, stack.pin, offline=fetcher.offline), stack)
+    applied = apply_stack(base_of(workspace, stack.pin, offline=offline), stack)
     changes, left_out = package_changes(applied, stack.pin)
     plan = OverlayPlan(
-        target=target,
+        target=stack.target,
         pin=stack.pin,
         wheel=wheel,
         version=wheel_version(stack.stack_id, stack.pin.release, stack.releases, options.label),
@@ -144,13 +200,7 @@ def build_wheel(workspace: Workspace, target: str, options: BuildOptions, fetche
         changes=changes,
         notice=_notice(workspace),
     )
-    sdist = fetcher.fetch(stack.pin.distribution, stack.pin.sdist)
-    official = fetcher.fetch(stack.pin.distribution, wheel)
-    with _output_folder(options.output):
-        result = build_overlay(plan, official, sdist, options.output)
-        report = _report(stack, wheel, plan, result, left_out)
-        _complete(result, report, _expected(stack, changes))
-    return report
+    return plan, left_out
 
 
 def _notice(workspace: Workspace) -> str:
@@ -230,7 +280,11 @@ def _report(
     )
 
 
-def _expected(stack: Stack, changes: tuple[FileChange, ...] | None) -> Expected:
+def _expected(
+    stack: Stack,
+    changes: tuple[FileChange, ...] | None,
+    sources: Mapping[str, Digest] | None = None,
+) -> Expected:
     release = stack.pin.release
     return Expected(
         pin=stack.pin,
@@ -239,21 +293,40 @@ def _expected(stack: Stack, changes: tuple[FileChange, ...] | None) -> Expected:
         patches=tuple((patch.name, patch.sha256) for patch in stack.patches),
         released={item.stack_id: item.number for item in stack.releases if item.upstream == release},
         changes=changes,
+        sources=sources,
     )
+
+
+def untouched_sources(
+    applied: AppliedStack, changes: tuple[FileChange, ...], package: str
+) -> dict[str, Digest]:
+    """Return hash and size of each file of the package in the base that the stack leaves as it is."""
+    listed = applied.git.run("ls-tree", "-r", "-z", applied.base_commit, f"{package}/").fields
+    entries = [entry.partition("\t") for entry in listed]
+    touched = {change.path for change in changes}
+    # No wheel can hold what is no plain file, or has a name that is not printable.
+    paths = [
+        path
+        for meta, _, path in entries
+        if meta.split()[0] in _PLAIN and path.isprintable() and path not in touched
+    ]
+    contents = applied.git.blobs(applied.base_commit, paths)
+    return {path: Digest.of(data) for path, data in contents.items()}
 
 
 def expected_stack(workspace: Workspace, target: str, *, offline: bool) -> tuple[Expected, str | None]:
     """Return what a wheel of the target's current stack has to be, and a note if that is not all of it.
 
-    The bytes of patched files need upstream's sources, and a stack that a wheel can be built of. Without them
-    (not in the cache and no network; a stack that is being worked on) only the stack id and the hashes of
-    patches can be compared.
+    The bytes of files need upstream's sources, and a stack that a wheel can be built of. Without them (not in
+    the cache and no network; a stack that is being worked on) only the stack id and the hashes of patches can
+    be compared. IntegrityError when the cached sources are damaged.
     """
     stack = Stack.load(workspace, target)
     try:
-        base = base_of(workspace, stack.pin, offline=offline)
-        changes, _ = package_changes(apply_stack(base, stack), stack.pin)
+        applied = apply_stack(base_of(workspace, stack.pin, offline=offline), stack)
+        changes, _ = package_changes(applied, stack.pin)
     except (NetworkError, ConflictError, BuildError) as error:
         note = f"{target}: patched files are compared by the wheel's own SBOM alone: {error.message}"
         return _expected(stack, None), note
-    return _expected(stack, changes), None
+    sources = untouched_sources(applied, changes, stack.pin.layout.package)
+    return _expected(stack, changes, sources), None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from vllm_stack import __version__
-from vllm_stack.errors import EXIT_CODES, StackError
+from vllm_stack.errors import EXIT_CODES_HELP, StackError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
 #: Name -> (module, one line of help): the group's help needs no command's imports.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -25,8 +29,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fetch": ("fetch", "Download and verify the pinned files."),
     "release": ("release", "Give the current stack its release number."),
 }
-
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {name}" for code, name in sorted(EXIT_CODES.items()))
 
 
 class LazyGroup(click.Group):
@@ -53,7 +55,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_EPILOG,
+    epilog=EXIT_CODES_HELP,
 )
 @click.version_option(__version__, prog_name="vllm-stack")
 def cli() -> None:
@@ -74,10 +76,33 @@ def show_error(error: StackError) -> None:
         click.echo(error.hint, err=True)
 
 
+#: What a shell reports of a program that SIGTERM ended.
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@contextmanager
+def _clean_termination() -> Iterator[None]:
+    """Let SIGTERM end the block like an exception, so that temporary files are removed."""
+
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not stop the removal
+        sys.exit(_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with the documented code."""
     try:
-        cli.main(args=arguments, prog_name="vllm-stack", standalone_mode=False)
+        with _clean_termination():
+            cli.main(args=arguments, prog_name="vllm-stack", standalone_mode=False)
     except StackError as error:
         show_error(error)
         sys.exit(error.exit_code)

@@ -99,4 +99,8 @@ EXIT_CODES: dict[int, str] = {
         )
     },
     130: "interrupted",
+    143: "terminated",
 }
+
+#: Stands below the help of the group and of each command.
+EXIT_CODES_HELP = "Exit codes: " + ", ".join(f"{code} {name}" for code, name in sorted(EXIT_CODES.items()))

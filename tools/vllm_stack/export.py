@@ -30,6 +30,9 @@ _FORMAT = (
     "--no-color",
     "--no-attach",
     "--no-thread",
+    "--no-to",
+    "--no-cc",
+    "--no-add-header",
     "--no-notes",
     "--encode-email-headers",
 )

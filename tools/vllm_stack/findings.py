@@ -25,6 +25,7 @@ CODES: dict[str, str] = {
     "sbom-missing": "the version is one of ours, but there is no SBOM",
     "sbom-removed": "a file is there that the SBOM says was removed",
     "sbom-version": "the SBOM was made for another version",
+    "source-file": "a file that the stack leaves alone is not what upstream's sources have",
     "stack-id": "it was made of another stack than the one at hand",
     "stack-member": "a patched file is not what the stack at hand gives",
     "stack-official": "it was made of an official wheel that is not pinned",

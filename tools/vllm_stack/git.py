@@ -160,6 +160,8 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_OPTIONAL_LOCKS": "0",
+        # A replacement object would stand in for what the pin names.
+        "GIT_NO_REPLACE_OBJECTS": "1",
         "LC_ALL": "C",
         "TZ": "UTC",
         "GIT_AUTHOR_NAME": name,

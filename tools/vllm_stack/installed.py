@@ -13,6 +13,8 @@ from typing import Any
 from vllm_stack.errors import IntegrityError, UsageError
 from vllm_stack.record import Digest
 
+#: In which tools/vllm-stack hands on the user's PYTHONPATH, from which it keeps this program itself.
+USER_PYTHONPATH = "VLLM_STACK_USER_PYTHONPATH"
 #: Runs in the inspected interpreter; nothing of the distribution is imported.
 _QUERY = """
 import importlib.metadata, importlib.util, json, sys
@@ -72,7 +74,13 @@ def find_installations(python: str, distribution: str, package: str) -> Installa
     command = [program, "-c", _QUERY, distribution, package]
     try:
         done = subprocess.run(
-            command, capture_output=True, check=False, cwd=os.sep, text=True, encoding="utf-8"
+            command,
+            capture_output=True,
+            check=False,
+            cwd=os.sep,
+            env=_users_environment(),
+            text=True,
+            encoding="utf-8",
         )
         answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
     except (OSError, ValueError) as error:
@@ -87,6 +95,17 @@ def find_installations(python: str, distribution: str, package: str) -> Installa
         roots=tuple(Path(item["root"]) for item in answer["found"]),
         imported=tuple(Path(place) for place in answer["imported"]),
     )
+
+
+def _users_environment() -> dict[str, str]:
+    """Return the variables under which the user would start Python in the current folder."""
+    environment = dict(os.environ)
+    search = environment.pop(USER_PYTHONPATH, None) or environment.pop("PYTHONPATH", None)
+    if search:
+        # What is relative, and an empty entry, means the user's folder; the interpreter runs in another.
+        entries = map(os.path.abspath, search.split(os.pathsep))
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
 
 
 class InstalledContents:

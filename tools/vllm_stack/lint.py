@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_stack.classify import PathClass, classify
+from vllm_stack.patch import TRAILER, Patch
 from vllm_stack.series import FILE_NAME, SeriesEntry
 from vllm_stack.stack import SERIES_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_stack.patch import Patch
     from vllm_stack.stack import Stack
 
 #: Upstream's rule for the title of a pull request (its pre-commit configuration).
@@ -121,7 +121,7 @@ def _lint_header(patch: Patch) -> Iterator[Finding]:
         )
     if not _SUBJECT.match(patch.subject):
         yield _error("subject", patch.name, f"subject is not `[Tag] text`: {patch.subject!r}")
-    if not patch.message or patch.message.split("\n\n")[0].startswith(_REQUIRED):
+    if not patch.message or patch.message.split("\n\n")[0].startswith(tuple(f"{key}: " for key in _REQUIRED)):
         yield _error("reason", patch.name, "the message gives no reason for the change")
 
 
@@ -146,6 +146,7 @@ def _lint_trailers(patch: Patch, entry: SeriesEntry) -> Iterator[Finding]:
     for key in _REQUIRED:
         if not counts[key]:
             yield _error("trailer-missing", patch.name, f"trailer {key} is missing")
+    yield from _lint_last_paragraph(patch)
     for key in counts:
         if key not in _KNOWN:
             yield _error("trailer-unknown", patch.name, f"trailer {key} is not one of {', '.join(_KNOWN)}")
@@ -161,3 +162,13 @@ def _lint_trailers(patch: Patch, entry: SeriesEntry) -> Iterator[Finding]:
     signed = [value for key, value in patch.trailers if key == "Signed-off-by"]
     if signed and patch.author not in signed:
         yield _error("sign-off", patch.name, f"no Signed-off-by of its author, {patch.author}")
+
+
+def _lint_last_paragraph(patch: Patch) -> Iterator[Finding]:
+    """Where trailers stand nothing else may: a line that is none is a misspelt or a wrapped one."""
+    if not patch.trailers:
+        return
+    for line in patch.last_paragraph:
+        if not line.startswith(" ") and TRAILER.match(line) is None:
+            message = f"not a trailer (indent it if it belongs to the one above): {line!r}"
+            yield _error("trailer-line", patch.name, message)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vllm_stack.errors import StackError, UsageError
+from vllm_stack.errors import EXIT_CODES_HELP, StackError, UsageError
+from vllm_stack.git import require_git
 from vllm_stack.report import Report, write_json
 from vllm_stack.workspace import Workspace
 
-P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 target_option = click.option(
     "--target",
@@ -65,31 +65,52 @@ def stack_command(name: str) -> Callable[[Callable[..., Report]], click.Command]
             *, json_target: str | None, root: Path | None, cache_dir: Path | None, **options: Any
         ) -> None:
             report: Report | None = None
+            error: StackError | None
             try:
+                require_git()
                 report = function(Workspace.locate(root, cache_dir), **options)
                 error = report.failure()
             except StackError as raised:
                 error = raised
+            except OSError as raised:
+                error = _system_error(raised)
             if report is not None:
                 report.render(console_for(json_target))
             if json_target is not None:
-                _write(json_target, name, error, report)
+                unwritten = _write(json_target, name, error, report)
+                error = error or unwritten
             if error is not None:
                 raise error
 
         command: Callable[..., None] = framed
         for option in (*_workspace_options, _json_option):
             command = option(command)
-        return click.command(name)(command)
+        return click.command(name, epilog=EXIT_CODES_HELP)(command)
 
     return decorate
 
 
-def _write(json_target: str, name: str, error: StackError | None, report: Report | None) -> None:
+def _system_error(raised: OSError) -> StackError:
+    """Turn what the system refused (no space, no permission, a folder for a file) into a clear error."""
+    error = UsageError(
+        f"the system refused: {raised.strerror or raised}",
+        details=[str(name) for name in (raised.filename, raised.filename2) if name is not None],
+        hint="make room, or give access, and run the same command again",
+    )
+    error.__cause__ = raised
+    return error
+
+
+def _write(json_target: str, name: str, error: StackError | None, report: Report | None) -> StackError | None:
+    """Write the JSON report; what keeps it from being written never hides the command's own error."""
     try:
         write_json(json_target, name, error, report)
     except OSError as failure:
-        raise UsageError(f"cannot write the report: {failure}") from failure
+        problem = UsageError(f"cannot write the report: {failure}")
+        if error is not None:
+            click.echo(f"warning: {problem.message}", err=True)
+        return problem
+    return None
 
 
 def console_for(json_target: str | None) -> Any:
@@ -105,4 +126,4 @@ def selected_targets(workspace: Workspace, names: tuple[str, ...]) -> tuple[str,
     for name in names:
         if name not in known:
             raise UsageError(f"there is no target {name}", hint=f"targets: {', '.join(known)}")
-    return names or known
+    return tuple(dict.fromkeys(names)) or known

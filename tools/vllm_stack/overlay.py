@@ -54,6 +54,10 @@ class FileChange:
     """Names of the patches that touch it, in order."""
     added: bool = False
     """True when upstream has no such file."""
+    executable: bool | None = None
+    """What the stack makes of its executable bit; None when it leaves the bit as it is."""
+    original: Digest | None = None
+    """What the base has there, to be compared with the source distribution; None when not known."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,22 @@ class _Overlay:
                 details=differing[:20],
                 hint="an overlay is exact only where both agree; this release needs a build from source",
             )
+        self._check_base(sources)
         self._check_changes(sources)
+
+    def _check_base(self, sources: Mapping[str, Digest]) -> None:
+        """Raise IntegrityError unless the stack was applied to the files of the source distribution."""
+        foreign = [
+            change.path
+            for change in self._plan.changes
+            if change.original is not None and change.original != sources.get(change.path)
+        ]
+        if foreign:
+            raise IntegrityError(
+                f"{len(foreign)} files that the stack changes are not in the cached base as in the sdist",
+                details=foreign[:20],
+                hint="remove the folder bases of the cache and run the command again",
+            )
 
     def _check_changes(self, sources: Mapping[str, Digest]) -> None:
         """Raise BuildError when a change does not fit the files that there are."""
@@ -243,12 +262,18 @@ class _Overlay:
                 faults.append(
                     f"{who}: {'added, but' if change.added else 'changed, but not'} in the official wheel"
                 )
-            elif change.data is not None and Digest.of(change.data) == self._record.get(change.path):
+            elif not self._differs(change):
                 faults.append(f"{who}: listed as changed, but as it is in the official wheel")
         paths = Counter(change.path for change in self._plan.changes)
         faults += [f"{path}: listed more than once" for path, count in paths.items() if count > 1]
         if faults or not self._plan.changes:
             raise BuildError("the stack's changes do not fit the official wheel", details=faults)
+
+    def _differs(self, change: FileChange) -> bool:
+        """Say whether a change leaves the wheel's file with another content or executable bit."""
+        if change.added or change.data is None or Digest.of(change.data) != self._record.get(change.path):
+            return True
+        return change.executable not in (None, self._archive.member(change.path).executable)
 
     def write(self, folder: Path) -> OverlayResult:
         """Write the wheel into ``folder``."""
@@ -334,9 +359,11 @@ class _Overlay:
         for name in self._archive.members:
             if name not in gone and name not in info:
                 writer.copy(self._archive, name, self._record[name], new_name=self._data_name(name))
+        bits = {change.path: change.executable for change in self._plan.changes}
         for name in sorted(self._written, key=lambda name: (name.startswith(self._new_info), name)):
-            old = self._archive.members.get(name)
-            writer.add(name, self._written[name], executable=old is not None and old.executable)
+            old, bit = self._archive.members.get(name), bits.get(name)
+            executable = (old is not None and old.executable) if bit is None else bit
+            writer.add(name, self._written[name], executable=executable)
         for name in info:
             renamed = self._new_info + name.removeprefix(self._old_info)
             if renamed not in self._written and not name.endswith(_NOT_COPIED):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import email.errors
 import email.header
 import email.parser
+import email.utils
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,8 @@ from typing import Literal
 from vllm_stack.hashing import sha256_bytes
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_TRAILER = re.compile(r"^([A-Z][A-Za-z]*(?:-[A-Za-z]+)*): (\S.*)$")
+#: A trailer of a commit message.
+TRAILER = re.compile(r"^([A-Z][A-Za-z]*(?:-[A-Za-z]+)*): (\S.*)$")
 #: Where git takes the message to end (``git mailinfo``).
 _SEPARATOR = re.compile(rb"^(?:---[ \t]*\r?$|diff -|Index: )", re.MULTILINE)
 
@@ -80,32 +82,31 @@ class Patch:
         return email.parser.BytesParser().parsebytes(head)
 
     def _header(self, name: str) -> str:
-        value = self._mail.get(name, "")
-        unfolded = re.sub(r"\r?\n[ \t]+", " ", str(value))
-        return str(email.header.make_header(email.header.decode_header(unfolded))).strip()
+        return re.sub(r"\r?\n[ \t]+", " ", str(self._mail.get(name, ""))).strip()
 
     @property
     def subject(self) -> str:
         """Subject line, unfolded and decoded."""
-        return self._header("Subject")
+        return _decoded(self._header("Subject"))
 
     @property
     def author(self) -> str:
-        """Author as ``Name <address>``."""
-        return self._header("From")
+        """Author as ``Name <address>``, without the quoting that mail needs for some names."""
+        name, address = email.utils.parseaddr(self._header("From"))
+        return f"{_decoded(name)} <{address}>"
 
     @cached_property
     def message(self) -> str:
         """Commit message without the subject."""
         payload = self._mail.get_payload(decode=True)
-        return (payload if isinstance(payload, bytes) else b"").decode("utf-8", "replace").strip("\n")
+        return (payload if isinstance(payload, bytes) else b"").decode("utf-8", "replace").strip("\r\n")
 
     @cached_property
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """Trailers of the message's last paragraph, in order; continuation lines are joined."""
         found: list[tuple[str, str]] = []
-        for line in self.message.replace("\r\n", "\n").split("\n\n")[-1].splitlines():
-            match = _TRAILER.match(line)
+        for line in self.last_paragraph:
+            match = TRAILER.match(line)
             if match:
                 found.append((match[1], match[2].strip()))
             elif line.startswith(" ") and found:
@@ -116,6 +117,11 @@ class Patch:
     def trailer(self, key: str) -> str | None:
         """Return the value of the first trailer ``key``, or None."""
         return next((value for name, value in self.trailers if name == key), None)
+
+    @cached_property
+    def last_paragraph(self) -> tuple[str, ...]:
+        """Lines of the message's last paragraph, where the trailers stand."""
+        return tuple(self.message.replace("\r\n", "\n").split("\n\n")[-1].splitlines())
 
     @property
     def topic(self) -> str | None:
@@ -147,6 +153,14 @@ class Patch:
     def same_but_for_date(self, other: bytes) -> bool:
         """Say whether ``other`` differs only in what changes when a commit is rewritten as it was."""
         return _undated(self.data) == _undated(other)
+
+
+def _decoded(text: str) -> str:
+    """Decode a header; one that is not valid stays as it is, and lint refuses the patch for its form."""
+    try:
+        return str(email.header.make_header(email.header.decode_header(text))).strip()
+    except (email.errors.HeaderParseError, LookupError, UnicodeDecodeError):
+        return text
 
 
 def _undated(data: bytes) -> bytes:
@@ -226,10 +240,17 @@ class _DiffReader:
             and new.startswith(marks[1])
             and old[len(marks[0]) :] == new[len(marks[1]) :]
         ):
-            self._fault("prefix", f"paths must be a/<path> b/<path>: {_shown(line)}", at)
+            if not (words.startswith(b"a/") and b" b/" in words):
+                self._fault("prefix", f"paths must be a/<path> b/<path>: {_shown(line)}", at)
+            else:
+                message = "two paths: write renames and copies with refresh, as deletion and addition"
+                self._fault("rename", f"{message}: {_shown(line)}", at)
             return _shown(new or words)
         raw = new[len(marks[1]) :]
-        return _unquote(raw[:-1]) if quoted else raw.decode("utf-8", "replace")
+        path = _unquote(raw[:-1]) if quoted else raw.decode("utf-8", "replace")
+        if path.startswith("/") or not {"..", ".", "", ".git"}.isdisjoint(path.split("/")):
+            self._fault("path", f"{path!r} leads out of the tree", at)
+        return path
 
     def _check_prefix(self, line: bytes, path: str) -> None:
         name = line[4:].split(b"\t")[0].lstrip(b'"')

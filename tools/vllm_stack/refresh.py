@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_stack.applying import take_apart
+from vllm_stack.applying import Outcome, try_stack
 from vllm_stack.atomic import write_atomic
 from vllm_stack.errors import LintError, UsageError, WorkInProgressError
 from vllm_stack.export import export_commit
+from vllm_stack.hashing import sha256_bytes
 from vllm_stack.lint import lint_stack
 from vllm_stack.patch import Patch
 from vllm_stack.series import FILE_NAME, Series, SeriesEntry, parse_series, read_series_text, with_patches
 from vllm_stack.stack import SERIES_FILE, Stack
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm_stack.applying import AppliedStack
     from vllm_stack.checkout import Checkout
 
@@ -70,20 +71,25 @@ def plan_refresh(stack: Stack, checkout: Checkout, drop: tuple[str, ...], test: 
     """Work out the patch files that the checkout's commits give.
 
     ``drop`` names the patches that may go; ``test`` is the test command of new ones. Raises
-    WorkInProgressError when a patch would vanish or work is not committed, LintError when a commit
-    does not make a proper patch.
+    WorkInProgressError when a patch would vanish, work is not committed, or the patch files are newer
+    than the checkout; LintError when a commit does not make a proper patch.
     """
     checkout.require_no_operation()
+    if checkout.state.pending is not None:
+        raise WorkInProgressError(
+            f"an `apply` to {checkout.folder} was interrupted", hint="run `apply` again to finish it"
+        )
     checkout.require_clean()
     commits = _require_linear(checkout)
-    for commit in commits:
-        _require_whole_message(checkout, commit)
-    names = _assign_names(stack, checkout, commits)
+    exports = _require_round_trip(checkout, commits)
+    names = _assign_names(stack, checkout, exports)
     _require_nothing_vanishes(stack, set(names.values()), drop)
-    files = [_planned(stack, checkout, commit, names[commit]) for commit in commits]
+    files = [_planned(stack, commit, names[commit], data) for commit, data in exports.items()]
     dropped = [PlannedFile(name, FileAction.DROPPED, None, None) for name in drop]
-    text = with_patches(read_series_text(stack.directory / SERIES_FILE), _entries(stack.series, files, test))
+    series = read_series_text(stack.directory / SERIES_FILE)
+    text = with_patches(series, _entries(stack.series, files, test), drop)
     plan = RefreshPlan(stack, (*files, *dropped), text)
+    _require_known_files(plan, checkout)
     _require_lint(plan)
     return plan
 
@@ -119,13 +125,32 @@ def _subject(checkout: Checkout, commit: str) -> str:
     return checkout.git.run("log", "-1", "--format=%s", commit).text
 
 
-def _assign_names(stack: Stack, checkout: Checkout, commits: list[str]) -> dict[str, str]:
-    """Find each commit's file: by its note, then by its subject; a new one gets a new name."""
+def _require_round_trip(checkout: Checkout, commits: list[str]) -> dict[str, bytes]:
+    """Return each commit as a patch file, having seen that applying and exporting it again gives the same.
+
+    What mail cannot carry (a line such as ``---`` in a message, two spaces in a subject) would be lost.
+    """
+    exports = {commit: export_commit(checkout.git, commit) for commit in commits}
+    patches = [Patch(commit, data) for commit, data in exports.items()]
+    for patch, result in zip(patches, try_stack(checkout.git, checkout.state.base, patches), strict=True):
+        again = export_commit(checkout.git, result.commit) if result.commit else None
+        if result.outcome is not Outcome.STRICT or again != patch.data:
+            raise LintError(
+                f"{_line(checkout, patch.name)} does not survive as a patch file",
+                details=result.messages,
+                hint="take lines like `---`, `diff -`, `Index: `, `From: ` and doubled spaces out of the "
+                "message; a very long author name that is not ASCII is lost as well",
+            )
+    return exports
+
+
+def _assign_names(stack: Stack, checkout: Checkout, exports: dict[str, bytes]) -> dict[str, str]:
+    """Find each commit's file: by its subject, then by its note; a new one gets a new name."""
     noted = checkout.names()
     known = {patch.name for patch in stack.patches}
     by_subject = {patch.subject: patch.name for patch in stack.patches}
     names: dict[str, str] = {}
-    for commit in commits:
+    for commit in exports:
         subject = _subject(checkout, commit)
         if subject.startswith(_UNSQUASHED):
             raise WorkInProgressError(
@@ -134,27 +159,32 @@ def _assign_names(stack: Stack, checkout: Checkout, commits: list[str]) -> dict[
         name = by_subject.get(subject) or noted.get(commit)
         if name in known and name not in names.values():
             names[commit] = str(name)
-    for commit in commits:
+    for commit, data in exports.items():
         if commit not in names:
-            names[commit] = _new_name(stack, checkout, commit, set(names.values()) | known)
+            names[commit] = _new_name(stack, Patch(commit, data), set(names.values()) | known)
     return names
 
 
-def _new_name(stack: Stack, checkout: Checkout, commit: str, taken: set[str]) -> str:
-    patch = Patch("new.patch", export_commit(checkout.git, commit))
+def _new_name(stack: Stack, patch: Patch, taken: set[str]) -> str:
     topic = stack.series.topic(patch.topic or "")
     if topic is None:
         known = ", ".join(topic.name for topic in stack.series.topics)
         raise LintError(
-            f"commit {_line(checkout, commit)} has no `Topic:` trailer that names a topic of the series",
+            f"commit {patch.name[:12]} ({patch.subject}) has no `Topic:` trailer of a topic of the series",
             hint=f"topics of {stack.target}: {known}; a new one is written into {SERIES_FILE} first",
         )
     first, last = topic.numbers
     numbers = [int(match["number"]) for match in map(FILE_NAME.match, taken) if match]
-    number = max([used for used in numbers if first <= used <= last], default=first - 1) + 1
+    used = [number for number in numbers if first <= number <= last]
+    number = max([*used, topic.last or 0, first - 1]) + 1
     if number > last:
         raise LintError(f"topic {topic.name} has no number left in {first}-{last}")
-    return f"{number:04d}-{topic.name}-{_slug(patch.subject)}.patch"
+    name = f"{number:04d}-{topic.name}-{_slug(patch.subject)}.patch"
+    if (stack.directory / name).exists() and (stack.directory / name).read_bytes() != patch.data:
+        raise LintError(
+            f"{name} lies in the folder and is not in the series", hint="move it away, or list it"
+        )
+    return name
 
 
 def _slug(subject: str) -> str:
@@ -162,13 +192,14 @@ def _slug(subject: str) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", text).strip("-")
     if len(words) > _SLUG_LENGTH:
         words = words[: _SLUG_LENGTH + 1].rpartition("-")[0] or words[:_SLUG_LENGTH]
-    return words
+    return words or "patch"
 
 
 def _require_nothing_vanishes(stack: Stack, kept: set[str], drop: tuple[str, ...]) -> None:
     known = {patch.name for patch in stack.patches}
     for name in drop:
-        if name not in known:
+        # A file that is there and not listed was dropped by a refresh that was interrupted.
+        if name not in known and not (FILE_NAME.match(name) and (stack.directory / name).exists()):
             raise UsageError(f"--drop {name}: the stack has no such patch")
         if name in kept:
             raise UsageError(f"--drop {name}: the checkout still has its commit")
@@ -177,30 +208,36 @@ def _require_nothing_vanishes(stack: Stack, kept: set[str], drop: tuple[str, ...
         raise WorkInProgressError(
             "these patches have no commit in the checkout and would vanish",
             details=vanished,
-            hint="name each with --drop if that is meant",
+            hint="name each with --drop if that is meant; if they came with a newer series, `apply` first",
         )
 
 
-def _planned(stack: Stack, checkout: Checkout, commit: str, name: str) -> PlannedFile:
+def _require_known_files(plan: RefreshPlan, checkout: Checkout) -> None:
+    """Refuse to replace a patch file that is neither what the checkout was made from nor what it gives."""
+    before = checkout.state.files
+    planned = {file.name: file.data for file in plan.files}
+    on_disk = {patch.name: patch.sha256 for patch in plan.stack.patches}
+    changed = []
+    for name in sorted(before.keys() | on_disk.keys()):
+        data = planned.get(name)
+        after = None if data is None else sha256_bytes(data)
+        if on_disk.get(name) not in (before.get(name), after):
+            changed.append(name)
+    if changed:
+        raise WorkInProgressError(
+            "these patch files changed after the checkout was made; refreshing would undo that",
+            details=changed,
+            hint="`apply` takes them over (`apply --force` keeps the checkout's work under refs/stack/saved)",
+        )
+
+
+def _planned(stack: Stack, commit: str, name: str, data: bytes) -> PlannedFile:
     old = next((patch for patch in stack.patches if patch.name == name), None)
-    data = export_commit(checkout.git, commit)
     if old is None:
         return PlannedFile(name, FileAction.ADDED, commit, data)
     if old.same_but_for_date(data):
         return PlannedFile(name, FileAction.UNCHANGED, commit, old.data)
     return PlannedFile(name, FileAction.CHANGED, commit, data)
-
-
-def _require_whole_message(checkout: Checkout, commit: str) -> None:
-    """A line such as ``---`` ends the message for git; what follows it would be lost on the way back."""
-    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
-        kept = take_apart(checkout.git, export_commit(checkout.git, commit), Path(folder)).message
-    written = checkout.git.run("log", "-1", "--format=%B", commit).stdout
-    if kept.split() != written.split():
-        raise LintError(
-            f"the message of {_line(checkout, commit)} does not survive as a patch file",
-            hint="take lines like `---`, `diff -`, `Index: ` or `From: ` out of it",
-        )
 
 
 def _entries(series: Series, files: list[PlannedFile], test: str) -> list[SeriesEntry]:
@@ -236,9 +273,14 @@ def carry_out(plan: RefreshPlan, checkout: Checkout) -> None:
         write_atomic(directory / SERIES_FILE, plan.series_text.encode())
     for file in plan.files:
         if file.action is FileAction.DROPPED:
-            (directory / file.name).unlink(missing_ok=True)
+            remove_file(directory / file.name)
     names = {file.commit: file.name for file in plan.files if file.commit}
-    checkout.record(checkout.head, plan.result.stack_id, names)
+    checkout.record(checkout.head, plan.result, names)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a dropped patch's file, if it is still there."""
+    path.unlink(missing_ok=True)
 
 
 def differing_exports(stack: Stack, applied: AppliedStack) -> tuple[str, ...]:

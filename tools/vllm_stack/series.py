@@ -14,6 +14,7 @@ from vllm_stack.errors import UsageError
 from vllm_stack.pins import Sha256, Strict, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 FILE_NAME = re.compile(r"^(?P<number>\d{4})-(?P<rest>[a-z0-9][a-z0-9._-]*)\.patch$")
@@ -26,6 +27,7 @@ class Topic(Strict):
     name: Slug
     numbers: tuple[int, int]
     title: str
+    last: int | None = Field(default=None, description="highest number that a dropped patch had")
 
     @field_validator("numbers")
     @classmethod
@@ -40,7 +42,7 @@ class SeriesEntry(Strict):
 
     file: str
     topic: Slug
-    test: str = Field(min_length=1, description="command that tests the patch, run in the tree after it")
+    test: str = Field(pattern=r"^[^\n]*\S[^\n]*$", description="tests the patch, run in the tree after it")
 
     @property
     def number(self) -> int | None:
@@ -107,24 +109,39 @@ def read_series_text(path: Path) -> str:
         raise UsageError(f"{path}: not UTF-8: {error}") from error
 
 
-def with_patches(text: str, entries: list[SeriesEntry]) -> str:
+def with_patches(text: str, entries: list[SeriesEntry], dropped: Iterable[str] = ()) -> str:
     """Return the series file with its patches replaced, everything else as it was written.
 
-    An entry that stays keeps its own table, comments included.
+    An entry that stays keeps its own table, with the comments inside it. The numbers of ``dropped``
+    patches are noted at their topics, so that they are not given again.
     """
     document = tomlkit.parse(text)
     old = {table["file"]: table for table in document.get("patches", [])}
+    for name in dropped:
+        if name in old:
+            _retire(document, str(old[name]["topic"]), name)
     tables = tomlkit.aot()
     for entry in entries:
         table = old.get(entry.file)
         if table is None:
             table = tomlkit.table()
             table.update({"file": entry.file, "topic": entry.topic, "test": entry.test})
-            table.add(tomlkit.nl())
         tables.append(table)
     document["patches"] = tables
-    # tomlkit separates tables that it made by an empty line of their own besides the one written above.
-    return re.sub(r"\n{3,}", "\n\n", tomlkit.dumps(document)).rstrip("\n") + "\n"
+    return _separate_tables(tomlkit.dumps(document))
+
+
+def _retire(document: tomlkit.TOMLDocument, topic: str, name: str) -> None:
+    match = FILE_NAME.match(name)
+    for table in document.get("topics", []):
+        if table["name"] == topic and match:
+            table["last"] = max(int(match["number"]), int(table.get("last", 0)))
+
+
+def _separate_tables(text: str) -> str:
+    """Put one empty line before each table, unless a comment stands there, and end in one newline."""
+    spaced = re.sub(r"(?m)^([^#\n][^\n]*)\n(?=\[\[)", r"\1\n\n", text)
+    return re.sub(r"\n{3,}(?=\[\[)", "\n\n", spaced).rstrip("\n") + "\n"
 
 
 def with_release(text: str, release: Release) -> str:
@@ -135,4 +152,4 @@ def with_release(text: str, release: Release) -> str:
     if "releases" not in document:
         document["releases"] = tomlkit.aot()
     document["releases"].append(table)
-    return tomlkit.dumps(document)
+    return _separate_tables(tomlkit.dumps(document))

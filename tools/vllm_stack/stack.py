@@ -69,6 +69,8 @@ class Stack:
 def _read_patch(directory: Path, name: str) -> Patch:
     if "/" in name or name.startswith("."):
         raise UsageError(f"{directory / SERIES_FILE}: {name} is not a bare file name")
+    if (directory / name).is_dir():
+        raise UsageError(f"{directory / name} is a folder, not a patch")
     try:
         return Patch(name, (directory / name).read_bytes())
     except FileNotFoundError as error:

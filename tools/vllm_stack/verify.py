@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from vllm_stack.classify import PathClass, classify
 from vllm_stack.errors import IntegrityError
 from vllm_stack.findings import Finding
 from vllm_stack.native import HEADER_SIZE, audit_native, is_library_name, is_native
@@ -22,7 +23,7 @@ from vllm_stack.version import is_ours
 from vllm_stack.wheelmeta import header_value, header_values, read_version_module, version_tuple, wheel_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from vllm_stack.pins import Pin
     from vllm_stack.wheelzip import WheelArchive
@@ -42,6 +43,8 @@ class Expected:
     """Numbers of the released stacks on this release, by stack id."""
     changes: tuple[FileChange, ...] | None
     """None when only hashes of patches are compared, because the sources are not at hand."""
+    sources: Mapping[str, Digest] | None = None
+    """The package's files in upstream's sources that the stack leaves alone; None: these are not compared."""
 
 
 class Contents(Protocol):
@@ -358,6 +361,7 @@ class Verifier:
         if self._version is not None and not _labelled(self._version, expected.version):
             yield self._find("stack-version", f"version {self._version}, the stack gives {expected.version}")
         yield from self._check_members(expected)
+        yield from self._check_sources(expected)
 
     def _other_stack(self, materials: Materials, expected: Expected) -> Finding:
         number = expected.released.get(materials.stack_id)
@@ -380,6 +384,19 @@ class Verifier:
         own = {change.path for change in expected.changes} | {self._pin.layout.version_file}
         for path in sorted((self._materials.files.keys() | set(self._materials.removed)) - own):
             yield self._find("stack-member", "is changed, but not by the stack", path)
+
+    def _check_sources(self, expected: Expected) -> Iterator[Finding]:
+        """The files that the stack leaves alone are as upstream's sources have them."""
+        for path, digest in (expected.sources or {}).items():
+            try:
+                if self._contents.exists(path):
+                    if self._digest(path) != digest:
+                        yield self._find("source-file", "is not what upstream's sources have", path)
+                # Sources of compiled parts need not be installed.
+                elif classify(path, self._pin.layout) is not PathClass.NATIVE:
+                    yield self._find("source-file", "is missing", path)
+            except IntegrityError as error:
+                yield self._find("damaged", error.message, path)
 
 
 class _Lazy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,18 +63,22 @@ class Stacks:
 
 
 def verify_wheel(stacks: Stacks, path: Path) -> Verification:
-    """Verify the wheel at ``path``, with the report beside it if there is one."""
-    try:
-        with WheelArchive.open(path) as archive:
-            target = _target_of(stacks, archive)
-            contents = WheelContents(archive)
+    """Verify the wheel at ``path``, with the report beside it if there is one.
+
+    IntegrityError when what it is compared with is damaged; a damaged wheel is a finding.
+    """
+    with ExitStack() as opened:
+        try:
+            archive = opened.enter_context(WheelArchive.open(path))
+            target, contents = _target_of(stacks, archive), WheelContents(archive)
+        except IntegrityError as error:
+            finding = Finding("damaged", path.name, error.message)
+            found = Verification(
+                path.name, "unknown", "unknown", patched=False, stack_id=None, findings=(finding,)
+            )
+        else:
             pin, expected = stacks.pin(target), stacks.expected(target)
             found = Verifier(contents, pin, filename=path.name, expected=expected).run()
-    except IntegrityError as error:
-        finding = Finding("damaged", path.name, error.message)
-        found = Verification(
-            path.name, "unknown", "unknown", patched=False, stack_id=None, findings=(finding,)
-        )
     return replace(found, findings=(*found.findings, *_check_report(path)))
 
 
@@ -93,11 +98,14 @@ def _check_report(path: Path) -> Iterator[Finding]:
         return
     try:
         output = json.loads(report.read_bytes())["output"]
-        stated = output["filename"], output["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stated = [output["filename"], output["sha256"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         yield Finding("report-invalid", report.name, f"is no report of build-wheel: {error}")
         return
-    actual = path.name, sha256_file(path)
+    if not all(isinstance(value, str) for value in stated):
+        yield Finding("report-invalid", report.name, f"its output is no file name and hash: {stated}")
+        return
+    actual = [path.name, sha256_file(path)]
     if actual != stated:
         yield Finding(
             "report-mismatch", report.name, f"describes {' '.join(stated)}, the wheel is {' '.join(actual)}"

@@ -6,6 +6,7 @@ share one.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from packaging.version import InvalidVersion, Version
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 MARK = "bw"
 #: Hex digits of the stack id in the label of a stack that is not released.
 _ID_DIGITS = 8
+#: The part that names such a stack.
+_ID_PART = re.compile(rf"s[0-9a-f]{{{_ID_DIGITS}}}")
 
 
 class NumberedStack(Protocol):
@@ -40,8 +43,9 @@ class NumberedStack(Protocol):
 def check_label(label: str) -> str:
     """Return a user's label in PEP 440's normal form.
 
-    UsageError when it is no local version label, or when it contains "cpu" in any case: vLLM looks for
-    that substring in its own version and takes the wheel for a CPU build.
+    UsageError when it is no local version label; when it contains "cpu" in any case, because vLLM looks for
+    that substring in its own version and takes the wheel for a CPU build; or when it begins like the id of a
+    stack, because behind a release's number that would be the very version of a stack that is not released.
     """
     try:
         # packaging matches without regard to case, which lets two non-ASCII letters through.
@@ -57,6 +61,11 @@ def check_label(label: str) -> str:
         raise UsageError(
             f"the label {label!r} contains 'cpu', by which vLLM would take the wheel for a CPU build",
             hint="choose a label without these letters in a row",
+        )
+    if _ID_PART.fullmatch(normal.split(".")[0]):
+        raise UsageError(
+            f"the label {label!r} begins like the id of a stack, so that two stacks could share a version",
+            hint=f"put something before it, e.g. --label acme.{normal}",
         )
     return normal
 

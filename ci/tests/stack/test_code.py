@@ -10,7 +10,7 @@ import pytest
 from realstacks import ROOT
 
 #: Run, and so checked, in the environment of the patched wheels.
-RUNTIME_TESTS = ("ci/gpu", "ci/tests/gguf", "ci/tests/runtime")
+RUNTIME_TESTS = ("ci/gpu", "ci/tests/gguf", "ci/tests/runtime", "ci/tests/selection", "ci/tests/upstream")
 RUNTIME_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 
 

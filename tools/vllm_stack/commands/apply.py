@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from vllm_stack.applying import AppliedPatch, apply_in, describe, try_stack
-from vllm_stack.checkout import Checkout, create_checkout, fetch_base
+from vllm_stack.applying import AppliedPatch, Outcome, advice, apply_stack, describe, try_stack
+from vllm_stack.checkout import Checkout, bring_commit, create_checkout
 from vllm_stack.errors import ConflictError, WorkInProgressError
 from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
 from vllm_stack.report import Report
@@ -16,9 +16,11 @@ from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
-    from vllm_stack.git import Git
+    from vllm_stack.base import Base
     from vllm_stack.workspace import Workspace
 
 
@@ -47,84 +49,136 @@ class ApplyReport(Report):
     def render(self, console: Console) -> None:
         """Print one line per patch."""
         for done in self.targets:
-            console.print(f"[bold]{done.target} {done.release}[/bold] in {done.folder}")
+            console.print(f"{done.target} {done.release} in {done.folder}", style="bold", markup=False)
             for patch in done.patches:
                 console.print(f"  {(patch.commit or '')[:12]} {patch.name} ({patch.outcome})", markup=False)
             if done.saved:
-                console.print(f"  earlier work is kept under {done.saved}")
+                console.print(f"  earlier work is kept under {done.saved}", markup=False)
+            for patch in done.patches:
+                if patch.commit is None:
+                    console.print(
+                        f"  left out: `refresh --drop {patch.name}` takes it off the stack", markup=False
+                    )
 
 
 @target_option
 @offline_option
 @click.option("--three-way", is_flag=True, help="Accept patches that apply at an offset or by merging.")
 @click.option(
+    "--drop", multiple=True, metavar="FILE", help="Leave out a patch that changes nothing any more."
+)
+@click.option(
     "--force", is_flag=True, help="Move commits and uncommitted work aside, under refs/stack/saved."
 )
 def apply(
-    workspace: Workspace, targets: tuple[str, ...], *, offline: bool, three_way: bool, force: bool
+    workspace: Workspace,
+    targets: tuple[str, ...],
+    *,
+    offline: bool,
+    three_way: bool,
+    drop: tuple[str, ...],
+    force: bool,
 ) -> ApplyReport:
     """Make a checkout in upstream/TARGET with one commit per patch on the pinned base.
 
     Edit there, commit with `git commit --fixup`, squash with `git rebase -i --autosquash
-    refs/stack/base`, and write the patches back with `vllm-stack refresh`.
+    refs/stack/base`, and write the patches back with `vllm-stack refresh`. When interrupted, run the
+    same command again.
 
     Example: tools/vllm-stack apply --target vllm
     """
-    return ApplyReport(
-        tuple(
-            _apply_target(workspace, target, offline=offline, three_way=three_way, force=force)
-            for target in selected_targets(workspace, targets)
-        )
-    )
+    names = selected_targets(workspace, targets)
+    # All that can be refused is refused before the first checkout moves.
+    plans = [_plan(workspace, name, offline=offline, three_way=three_way, drop=drop) for name in names]
+    if not force:
+        for plan in plans:
+            _require_nothing_is_lost(plan.checkout)
+    return ApplyReport(tuple(_carry_out(plan, force=force) for plan in plans))
 
 
-def _apply_target(
-    workspace: Workspace, target: str, *, offline: bool, three_way: bool, force: bool
-) -> AppliedTarget:
+@dataclass(frozen=True)
+class _Plan:
+    """A stack that applies, and the checkout that it goes to."""
+
+    stack: Stack
+    folder: Path
+    checkout: Checkout | None
+    base: Base
+    results: tuple[AppliedPatch, ...]
+
+    @property
+    def head(self) -> str:
+        """The commit of the last patch."""
+        return next((result.commit for result in reversed(self.results) if result.commit), self.base.commit)
+
+
+def _plan(
+    workspace: Workspace, target: str, *, offline: bool, three_way: bool, drop: tuple[str, ...]
+) -> _Plan:
     stack = Stack.load(workspace, target)
     folder = workspace.checkout(target)
-    existing = Checkout.find(folder)
-    saved = _make_room(existing, force=force) if existing else None
+    checkout = Checkout.find(folder)
+    if checkout is not None:
+        checkout.require_no_operation()
     base = base_of(workspace, stack.pin, offline=offline)
-    # The stack is applied in the cache first: a conflict leaves the checkout as it was.
-    results = _apply(base.git, base.commit, stack, three_way=three_way)
-    checkout = existing or create_checkout(folder, target, base)
-    fetch_base(checkout.git, base)
-    head = next((result.commit for result in reversed(results) if result.commit), base.commit)
-    checkout.git.run("fetch", "--quiet", "--no-tags", base.git.git_dir or "", head)
-    names = {result.commit: result.name for result in results if result.commit}
-    checkout.with_base(base.commit).record(head, stack.stack_id, names).move_to(head)
-    return AppliedTarget(
-        target, stack.pin.release, stack.stack_id, str(folder), base.commit, head, results, saved
+    # In the cache, so that a conflict leaves the checkout as it was.
+    results = _apply(base, stack, three_way=three_way, drop=drop)
+    return _Plan(stack, folder, checkout, base, results)
+
+
+def _apply(base: Base, stack: Stack, *, three_way: bool, drop: tuple[str, ...]) -> tuple[AppliedPatch, ...]:
+    if not three_way and not drop:
+        return apply_stack(base, stack).patches
+    results = try_stack(base.git, base.commit, stack.patches)
+    accepted = (Outcome.STRICT, Outcome.OFFSET, Outcome.THREE_WAY) if three_way else (Outcome.STRICT,)
+    dropped = [result.name for result in results if result.outcome is Outcome.ABSORBED]
+    if all(
+        result.outcome in accepted or (result.name in drop and result.name in dropped) for result in results
+    ):
+        return results
+    raise ConflictError(
+        f"the stack of {stack.target} does not apply to {stack.pin.release}",
+        details=[line for result in results for line in describe(result)],
+        hint=advice(results),
     )
 
 
-def _apply(git: Git, base: str, stack: Stack, *, three_way: bool) -> tuple[AppliedPatch, ...]:
-    if not three_way:
-        return apply_in(git, base, stack).patches
-    results = try_stack(git, base, stack.patches)
-    if not all(result.outcome.applied for result in results):
-        raise ConflictError(
-            f"the stack of {stack.target} does not apply to {stack.pin.release}, not even three-way",
-            details=[line for result in results for line in describe(result)],
+def _require_nothing_is_lost(checkout: Checkout | None) -> None:
+    if checkout is None or checkout.left_by_interruption():
+        return
+    checkout.require_clean()
+    commits = checkout.unsaved_commits()
+    if commits:
+        raise WorkInProgressError(
+            f"{checkout.folder} holds commits that are not in patch files yet",
+            details=commits,
+            hint="`refresh` writes them back; `apply --force` keeps them under refs/stack/saved",
         )
-    return results
 
 
-def _make_room(checkout: Checkout, *, force: bool) -> str | None:
-    """Refuse to go on when the checkout holds work; with ``force`` keep it under a ref instead."""
-    checkout.require_no_operation()
-    dirty, moved = checkout.git.status(), checkout.head != checkout.state.head
-    if not dirty and not moved:
-        return None
-    if force:
-        return checkout.save_work()
-    if dirty:
-        checkout.require_clean()
-    raise WorkInProgressError(
-        f"{checkout.folder} holds commits that are not in patch files yet",
-        details=checkout.git.run("log", "--format=%h %s", f"{checkout.state.head}..HEAD").lines,
-        hint="`refresh` writes them back; `apply --force` keeps them under refs/stack/saved",
+def _carry_out(plan: _Plan, *, force: bool) -> AppliedTarget:
+    existing, saved, interrupted = plan.checkout, None, False
+    if existing is not None:
+        interrupted = existing.left_by_interruption()
+        if force and (existing.git.status() or existing.unsaved_commits()):
+            saved = existing.save_work()
+    checkout = existing or create_checkout(plan.folder, plan.stack.target, plan.base)
+    bring_commit(checkout.git, plan.base, plan.base.commit)
+    bring_commit(checkout.git, plan.base, plan.head)
+    checkout = checkout.with_base(plan.base.commit)
+    checkout.move_to(plan.head, force=force or interrupted)
+    names = {result.commit: result.name for result in plan.results if result.commit}
+    checkout.record(plan.head, plan.stack, names)
+    stack = plan.stack
+    return AppliedTarget(
+        stack.target,
+        stack.pin.release,
+        stack.stack_id,
+        str(plan.folder),
+        plan.base.commit,
+        plan.head,
+        plan.results,
+        saved,
     )
 
 

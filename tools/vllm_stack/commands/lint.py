@@ -46,7 +46,8 @@ class LintReport(Report):
         for linted in self.targets:
             kinds = Counter(path.kind.value for path in linted.paths)
             counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
-            console.print(f"[bold]{linted.target}[/bold]: {len(linted.patches)} patches; paths: {counted}")
+            summary = f"{linted.target}: {len(linted.patches)} patches; paths: {counted}"
+            console.print(summary, style="bold", markup=False)
             for finding in linted.findings:
                 console.print(f"  {finding.level}: {finding}", markup=False)
 

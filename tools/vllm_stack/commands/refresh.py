@@ -11,7 +11,7 @@ from vllm_stack.applying import apply_stack
 from vllm_stack.checkout import Checkout
 from vllm_stack.errors import LintError, StackError, UsageError, WorkInProgressError
 from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
-from vllm_stack.refresh import carry_out, differing_exports, plan_refresh
+from vllm_stack.refresh import RefreshPlan, carry_out, differing_exports, plan_refresh
 from vllm_stack.report import Report
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
@@ -70,7 +70,7 @@ class RefreshReport(Report):
     def render(self, console: Console) -> None:
         """Print what became of each file."""
         for done in self.targets:
-            console.print(f"[bold]{done.target}[/bold] stack {done.stack_id[:12]}")
+            console.print(f"{done.target} stack {done.stack_id[:12]}", style="bold", markup=False)
             for file in done.files:
                 console.print(f"  {file.name}: {file.action}", markup=False)
 
@@ -101,6 +101,8 @@ def refresh(
     Example: tools/vllm-stack refresh --check
     """
     names = selected_targets(workspace, targets)
+    if not test.strip() or "\n" in test:
+        raise UsageError("--test needs a command, in one line", hint="--test 'python -m pytest tests/...'")
     if check:
         return RefreshReport(check, tuple(_check(workspace, name, offline=offline) for name in names))
     if drop and len(names) > 1:
@@ -108,18 +110,26 @@ def refresh(
     present = [name for name in names if targets or Checkout.find(workspace.checkout(name))]
     if not present:
         raise WorkInProgressError("there is no checkout to refresh from", hint="run `apply` first")
-    return RefreshReport(check, tuple(_refresh(workspace, name, drop, test) for name in present))
+    # All that can be refused is refused before the first file is written.
+    plans = [_plan(workspace, name, drop, test) for name in present]
+    return RefreshReport(check, tuple(_carry_out(plan, checkout) for plan, checkout in plans))
 
 
-def _refresh(workspace: Workspace, target: str, drop: tuple[str, ...], test: str) -> RefreshedTarget:
+def _plan(
+    workspace: Workspace, target: str, drop: tuple[str, ...], test: str
+) -> tuple[RefreshPlan, Checkout]:
     stack = Stack.load(workspace, target)
     checkout = Checkout.find(workspace.checkout(target))
     if checkout is None:
         raise WorkInProgressError(f"there is no checkout of {target}", hint="run `apply` first")
-    plan = plan_refresh(stack, checkout, drop, test)
+    return plan_refresh(stack, checkout, drop, test), checkout
+
+
+def _carry_out(plan: RefreshPlan, checkout: Checkout) -> RefreshedTarget:
     carry_out(plan, checkout)
     files = tuple(RefreshedFile(file.name, file.action, file.commit) for file in plan.files)
-    return RefreshedTarget(target, plan.result.stack_id, files, plan.changes_anything, (), ())
+    written = plan.changes_anything
+    return RefreshedTarget(plan.stack.target, plan.result.stack_id, files, written, (), ())
 
 
 def _check(workspace: Workspace, target: str, *, offline: bool) -> RefreshedTarget:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vllm_stack.applying import apply_stack
 from vllm_stack.atomic import write_atomic
 from vllm_stack.errors import LintError, UsageError
 from vllm_stack.lint import lint_stack
-from vllm_stack.options import one_target_option, selected_targets, stack_command
+from vllm_stack.options import offline_option, one_target_option, selected_targets, stack_command
+from vllm_stack.refresh import differing_exports
 from vllm_stack.report import Report
 from vllm_stack.series import Release, read_series_text, with_release
+from vllm_stack.sources import base_of
 from vllm_stack.stack import SERIES_FILE, Stack
 
 if TYPE_CHECKING:
@@ -40,7 +43,8 @@ class ReleaseReport(Report):
 
 
 @one_target_option
-def release(workspace: Workspace, target: str | None) -> ReleaseReport:
+@offline_option
+def release(workspace: Workspace, target: str | None, *, offline: bool) -> ReleaseReport:
     """Give the current stack of a target its release number, in series.toml.
 
     Wheels of a stack that has no number are called 0.33.0+bw.N.sXXXXXXXX after the last one that
@@ -55,6 +59,10 @@ def release(workspace: Workspace, target: str | None) -> ReleaseReport:
     errors = [str(finding) for finding in lint_stack(stack) if finding.is_error]
     if errors:
         raise LintError("a stack with lint errors is not released", details=errors)
+    applied = apply_stack(base_of(workspace, stack.pin, offline=offline), stack)
+    differing = differing_exports(stack, applied)
+    if differing:
+        raise LintError("a stack that `refresh --check` refuses is not released", details=differing)
     recorded = _next_release(stack)
     path = stack.directory / SERIES_FILE
     write_atomic(path, with_release(read_series_text(path), recorded).encode())

@@ -66,8 +66,9 @@ class StatusReport(Report):
         """Print one block per target."""
         console.print(f"cache: {self.cache}", markup=False)
         for target in self.targets:
-            console.print(f"[bold]{target.target}[/bold] {target.release} -> {target.version}")
-            console.print(f"  stack {target.stack_id}")
+            title = f"{target.target} {target.release} -> {target.version}"
+            console.print(title, style="bold", markup=False)
+            console.print(f"  stack {target.stack_id}", markup=False)
             for patch in target.patches:
                 console.print(f"  {patch.name}: {patch.subject} ({patch.upstream_status})", markup=False)
             console.print(f"  {_checkout_line(target.checkout)}", markup=False)

@@ -16,6 +16,8 @@ from kernelcheck.processes import compile_cases, compiling_environment
 
 CASES: Final = "tests.runtime.kernels.mla_sparse:every_variant"
 KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
+#: Installed beside the environment's own by `ci/test`.
+TRITON_36: Final = Path(sys.prefix) / "triton36"
 CHIPS_OF_99_KB: Final = (86, 89, 120, 121)
 ROWS: Final = {"rope 0": 512, "rope 64": 576}
 
@@ -61,6 +63,16 @@ def test_rows_are_read_in_whole_vectors(compiled: list[Figures]) -> None:
         assert aligned.isdisjoint({"topk_indices_ptr", "valid_counts_ptr"})
         if not each.case.startswith("merge"):
             assert aligned >= {"q_nope_ptr", "kv_rows_ptr", "out_ptr"}
+
+
+def test_an_older_triton_compiles_what_was_kept() -> None:
+    """A GPU host may have torch 2.11 with Triton 3.6, whose assembler does not know SM110."""
+    chips = [capability for capability in CHIPS if capability != 110]
+    compiled = compile_cases(CASES, chips, import_first=[TRITON_36])
+    assert {each.triton for each in compiled} == {"3.6.0"}
+    assert {each.capability for each in compiled} == set(chips)
+    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert render(compiled) == (KEPT / "triton-3.6.0" / "mla_sparse.json").read_text()
 
 
 def test_small_chips_share_their_variants(compiled: list[Figures]) -> None:
