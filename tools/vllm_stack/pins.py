@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_stack.errors import UsageError
+from vllm_stack.tomlfile import Sha256, Strict, parse_toml, read_toml_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ARCHITECTURES = ("x86_64", "aarch64")
 Architecture = Literal["x86_64", "aarch64"]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Strict(BaseModel):
-    """Base of the models of files that people write: unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PinnedFile(Strict):
@@ -123,28 +116,9 @@ class Pin(Strict):
 
 def parse_pin(text: str, *, source: str) -> Pin:
     """Parse the text of a pin; ``source`` names it in errors (UsageError)."""
-    try:
-        return Pin.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: not valid TOML: {error}") from error
-    except ValidationError as error:
-        raise UsageError(f"{source}: not a valid pin", details=describe(error)) from error
+    return parse_toml(Pin, text, source=source)
 
 
 def load_pin(path: Path) -> Pin:
     """Read a pin file. UsageError when it is absent or not valid."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no pin {path}", hint="`vllm-stack status` lists the targets") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8: {error}") from error
-    return parse_pin(text, source=str(path))
-
-
-def describe(error: ValidationError) -> list[str]:
-    """Return one line per problem that pydantic found, with the key's path in front."""
-    return [
-        f"{'.'.join(str(part) for part in item['loc']) or '(file)'}: {item['msg']}"
-        for item in error.errors(include_url=False)
-    ]
+    return parse_pin(read_toml_text(path), source=str(path))

@@ -14,8 +14,9 @@ from vllm_stack.export import export_commit
 from vllm_stack.hashing import sha256_bytes
 from vllm_stack.lint import lint_stack
 from vllm_stack.patch import Patch
-from vllm_stack.series import FILE_NAME, Series, SeriesEntry, parse_series, read_series_text, with_patches
+from vllm_stack.series import FILE_NAME, Series, SeriesEntry, parse_series, with_patches
 from vllm_stack.stack import SERIES_FILE, Stack
+from vllm_stack.tomlfile import read_toml_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def plan_refresh(stack: Stack, checkout: Checkout, drop: tuple[str, ...], test: 
     _require_nothing_vanishes(stack, set(names.values()), drop)
     files = [_planned(stack, commit, names[commit], data) for commit, data in exports.items()]
     dropped = [PlannedFile(name, FileAction.DROPPED, None, None) for name in drop]
-    series = read_series_text(stack.directory / SERIES_FILE)
+    series = read_toml_text(stack.directory / SERIES_FILE)
     text = with_patches(series, _entries(stack.series, files, test), drop)
     plan = RefreshPlan(stack, (*files, *dropped), text)
     _require_known_files(plan, checkout)

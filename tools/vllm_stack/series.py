@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tomlkit
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from vllm_stack.errors import UsageError
-from vllm_stack.pins import Sha256, Strict, describe
+from vllm_stack.tomlfile import Sha256, Strict, parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 FILE_NAME = re.compile(r"^(?P<number>\d{4})-(?P<rest>[a-z0-9][a-z0-9._-]*)\.patch$")
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -91,22 +88,7 @@ def _distinct(names: list[str], kind: str) -> None:
 
 def parse_series(text: str, *, source: str) -> Series:
     """Parse the text of a series file; ``source`` names it in errors (UsageError)."""
-    try:
-        return Series.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: not valid TOML: {error}") from error
-    except ValidationError as error:
-        raise UsageError(f"{source}: not a valid series", details=describe(error)) from error
-
-
-def read_series_text(path: Path) -> str:
-    """Read a series file. UsageError when it is absent or not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no series file {path}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8: {error}") from error
+    return parse_toml(Series, text, source=source)
 
 
 def with_patches(text: str, entries: list[SeriesEntry], dropped: Iterable[str] = ()) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from vllm_stack.errors import UsageError
 from vllm_stack.patch import Patch
 from vllm_stack.pins import Pin, load_pin
-from vllm_stack.series import Release, Series, parse_series, read_series_text
+from vllm_stack.series import Release, Series, parse_series
+from vllm_stack.tomlfile import read_toml_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +52,7 @@ class Stack:
         """Read a target's pin, series and patches. UsageError when one is absent or not valid."""
         directory = workspace.stack_directory(target)
         path = directory / SERIES_FILE
-        series = parse_series(read_series_text(path), source=str(path))
+        series = parse_series(read_toml_text(path), source=str(path))
         patches = tuple(_read_patch(directory, entry.file) for entry in series.patches)
         return cls(target, directory, load_pin(workspace.pin_file(target)), series, patches)
 

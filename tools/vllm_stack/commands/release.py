@@ -12,9 +12,10 @@ from vllm_stack.lint import lint_stack
 from vllm_stack.options import offline_option, one_target_option, selected_targets, stack_command
 from vllm_stack.refresh import differing_exports
 from vllm_stack.report import Report
-from vllm_stack.series import Release, read_series_text, with_release
+from vllm_stack.series import Release, with_release
 from vllm_stack.sources import base_of
 from vllm_stack.stack import SERIES_FILE, Stack
+from vllm_stack.tomlfile import read_toml_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +66,7 @@ def release(workspace: Workspace, target: str | None, *, offline: bool) -> Relea
         raise LintError("a stack that `refresh --check` refuses is not released", details=differing)
     recorded = _next_release(stack)
     path = stack.directory / SERIES_FILE
-    write_atomic(path, with_release(read_series_text(path), recorded).encode())
+    write_atomic(path, with_release(read_toml_text(path), recorded).encode())
     return ReleaseReport(target, recorded.upstream, recorded.number, recorded.stack_id)
 
 
