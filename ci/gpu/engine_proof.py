@@ -1,15 +1,17 @@
 """Prove TRITON_MLA_SPARSE in the real engine against the native backends of an SM90 GPU.
 
-    python engine_proof.py --out results/engine.json --work /tmp/proof [--files INSTALLED.json]
+    python engine_proof.py --out results/engine.json --work /tmp/proof [--files INSTALLED.json] [--modes …]
 
 Two small models with seeded weights (`small_models`), both model runners, eager and CUDA graphs,
 `sparse_mla_force_mqa` on and off: in each of these modes every backend is asked about the same text
 (`engine_worker`). The mean absolute difference of log-probabilities between our backend and each
 native one must be at most 1.5 times that between the two native ones; our kernels must have run in
-prefill and decode, and only in announced variants. To show that the text depends on attention, our
-backend also runs with its output zeroed and with every top-k row moved by one (with pooled keys
-also by a whole pool): each must change the mean log-probability by at least 100 times the largest
-of those bounds. Exits 1 if not.
+prefill and decode, and only in announced variants. The same holds for a batch of short prompts, whose
+prefill must be dense, without our kernel, unless `sparse_mla_force_mqa` is on. To show that the text
+depends on attention, our backend also runs with its output zeroed and with every top-k row moved by
+one (with pooled keys also by a whole pool): each must change the mean log-probability by at least 100
+times the largest of those bounds. A choice of modes without `v2-eager-mqa` measures no damage. Exits 1
+if not.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import small_models
 import torch
-from engine_worker import DECODE_TOKENS, PROMPT_LENGTHS, TEXT_SEED, Job
+from engine_worker import (
+    DECODE_TOKENS,
+    PROMPT_LENGTHS,
+    SHORT_DECODE_TOKENS,
+    SHORT_LENGTHS,
+    SHORT_TEXT_SEED,
+    TEXT_SEED,
+    Job,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,6 +51,9 @@ HERE = Path(__file__).resolve().parent
 OURS = "TRITON_MLA_SPARSE"
 NATIVE = ("FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")
 ALLOWED_RATIO = 1.5
+PARTS = ("everything", "prefill", "decode", "short_prefill", "short_decode")
+# Tokens up to which our backend treats a request as a decode: more heads amortise the dense expansion later.
+LONGEST_DECODE = {"glm5": 128, "glm53flash": 64}
 DAMAGE_RATIO = 100.0
 WEIGHTS_SEED = 7
 REQUIRED_SHARE = 0.5  # of scored positions beyond twice the top-k
@@ -60,11 +73,11 @@ class Run:
     seconds: float = 0.0
 
     def everything(self) -> np.ndarray:
-        """Return all scored positions."""
+        """Return all scored positions of the long batch."""
         return np.concatenate([self.arrays["prefill"], self.arrays["decode"]])
 
     def part(self, name: str) -> np.ndarray:
-        """Return the positions of one part, or all."""
+        """Return the positions of one part, or all of the long batch."""
         return self.everything() if name == "everything" else self.arrays[name]
 
 
@@ -103,16 +116,20 @@ class Runner:
         self.deadline = deadline
         self.failed_models: set[str] = set()
         self.runs: dict[Job, Run] = {}
-        self.texts: dict[str, list[list[int]]] = {}
+        self.texts: dict[str, dict[str, list[list[int]]]] = {}
         self._lock = threading.Lock()
 
     def prepare(self, model: str) -> None:
         """Write a model and draw its text."""
         language = small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, self.work / model)
-        self.texts[model] = [
-            small_models.make_text(language, length + DECODE_TOKENS, TEXT_SEED + length)
-            for length in PROMPT_LENGTHS
-        ]
+        batches = {
+            "text": (PROMPT_LENGTHS, DECODE_TOKENS, TEXT_SEED),
+            "short_text": (SHORT_LENGTHS, SHORT_DECODE_TOKENS, SHORT_TEXT_SEED),
+        }
+        self.texts[model] = {
+            name: [small_models.make_text(language, n + continued, seed + n) for n in lengths]
+            for name, (lengths, continued, seed) in batches.items()
+        }
 
     def run_model(self, chosen: list[Job], workers: int) -> None:
         """Run all engines of one model: first one of each backend, to fill the caches."""
@@ -153,7 +170,7 @@ class Runner:
         base = self.work / f"{job.name}.json"
         kinds = damages(job.model) if job == damage_reference(job.model) else ()
         task = {"job": asdict(job), "folder": str(self.work / job.model), "damages": kinds}
-        base.write_text(json.dumps(task | {"text": self.texts[job.model]}))
+        base.write_text(json.dumps(task | self.texts[job.model]))
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
             "VLLM_TRITON_JIT_WARMUP_NUM_THREADS": str(threads),
@@ -183,8 +200,8 @@ def assess_mode(mode: Job, runs: dict[Job, Run]) -> dict[str, Any]:
         return {"mode": mode.mode, "errors": errors, "passed": False}
     found = {backend: run for backend, run in some.items() if run is not None}
     ours, natives = found[OURS], [found[backend] for backend in NATIVE]
-    parts = {name: compare(name, ours, natives) for name in ("everything", "prefill", "decode")}
-    problems = launch_problems(mode, ours, natives)
+    parts = {name: compare(name, ours, natives) for name in PARTS}
+    problems = launch_problems(mode, ours, natives) + short_problems(mode, ours, natives)
     problems += [
         f"{name}: {part['ours']} exceeds {part['bound']:.2e}"
         for name, part in parts.items()
@@ -196,6 +213,8 @@ def assess_mode(mode: Job, runs: dict[Job, Run]) -> dict[str, Any]:
         "mean_log_probability": {b: float(run.everything().mean()) for b, run in found.items()},
         "launches": ours.figures["launches"],
         "cached_tokens": ours.figures["cached_tokens"],
+        "short_cached_tokens": ours.figures["short_cached_tokens"],
+        "short_dense_rows": {b: dense_rows(run) for b, run in found.items()},
         "variants": ours.figures["variants"],
         "problems": problems,
         "passed": not problems,
@@ -234,6 +253,37 @@ def launch_problems(mode: Job, ours: Run, natives: list[Run]) -> list[str]:
         "a native backend launched our kernels": not any(run.figures["variants"] for run in natives),
     }
     return [problem for problem, holds in checks.items() if not holds]
+
+
+def short_problems(mode: Job, ours: Run, natives: list[Run]) -> list[str]:
+    """Return what is wrong with how the short prompts were attended.
+
+    Dense attention takes every request that is no decode, unless `sparse_mla_force_mqa` is set: then one
+    launch for each layer takes all of them.
+    """
+    launches = ours.figures["launches"]
+    prefill, decode = launches["short_prefill_batch"], launches["short_decode_batch"]
+    layers = small_models.MODELS[mode.model].layers.count("mla")
+    every = layers * sum(SHORT_LENGTHS)
+    decodes = layers * sum(n for n in SHORT_LENGTHS if n <= LONGEST_DECODE[mode.model])
+    expected = (every, 0, 0) if mode.force_mqa else (0, decodes, every - decodes)
+    rows = prefill["calls"]["rows"]
+    found = (rows.get("prefill", 0), rows.get("decode", 0), dense_rows(ours))
+    in_prefill = phase_launches(prefill, "prefill")
+    checks = {
+        f"short prompts: rows in prefill, decode and dense are {found}, not {expected}": found == expected,
+        f"short prompts: {in_prefill} launches in prefill": (in_prefill > 0) == mode.force_mqa,
+        "short prompts: no launch in decode": phase_launches(decode, "decode") > 0,
+        "short prompts: a native backend differs in whether prefill is dense": all(
+            (dense_rows(run) > 0) != mode.force_mqa for run in natives
+        ),
+    }
+    return [problem for problem, holds in checks.items() if not holds]
+
+
+def dense_rows(run: Run) -> int:
+    """Return how many rows of the short prompts went through dense attention, over all layers."""
+    return int(run.figures["launches"]["short_prefill_batch"]["dense"]["rows"].get("prefill", 0))
 
 
 def phase_launches(batch: dict[str, Any], phase: str) -> int:
@@ -290,9 +340,10 @@ def assess_model(model: str, chosen: list[Job], runs: dict[Job, Run]) -> dict[st
     """Judge the runs of one model."""
     rows = [assess_mode(mode, runs) for mode in chosen]
     bounds = [row["differences"]["everything"]["bound"] for row in rows if "differences" in row]
-    missing = Run(damage_reference(model), error="not run")
-    intact = runs.get(missing.job, missing)
-    damage = assess_damage(intact, max(bounds, default=0.0))
+    reference, damage = damage_reference(model), None
+    if reference in chosen:
+        intact = runs.get(reference, Run(reference, error="not run"))
+        damage = assess_damage(intact, max(bounds, default=0.0))
     share = positions_beyond(small_models.MODELS[model].index_topk)
     return {
         "native_references": list(NATIVE),
@@ -300,37 +351,50 @@ def assess_model(model: str, chosen: list[Job], runs: dict[Job, Run]) -> dict[st
         "share_beyond_twice_topk": share,
         "modes": rows,
         "damage": damage,
-        "passed": share > REQUIRED_SHARE and damage["passed"] and all(row["passed"] for row in rows),
+        "passed": (
+            share > REQUIRED_SHARE
+            and (damage is None or damage["passed"])
+            and all(row["passed"] for row in rows)
+        ),
     }
 
 
 def table(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the short table."""
-    yield f"{'mode':30} {'native':>9} {'ours':>9} {'ratio':>6} {'decode':>7} {'prefill':>8} {'decode':>8}"
+    """Yield the lines of the short table: differences and their ratios, then launches and dense rows."""
+    yield (
+        f"{'mode':26} {'native':>9} {'ours':>9} {'ratio':>6} {'decode':>7} {'short:pre':>9} {'dec':>5}"
+        f" | {'prefill':>7} {'decode':>6} {'short:pre':>9} {'dec':>5} {'dense':>6}"
+    )
     for model, part in report["models"].items():
         for row in part["modes"]:
             yield mode_line(row)
-        for damage in damages(model):
+        for damage in damages(model) if part["damage"] else ():
             figures = part["damage"].get(damage)
             text = f"{figures['ratio']:.0f} x bound" if figures else part["damage"]["error"]
-            yield f"{model + ' ' + damage:30} {text}"
+            yield f"{model + ' ' + damage:26} {text}"
     yield "passed" if report["passed"] else "FAILED"
 
 
 def mode_line(row: dict[str, Any]) -> str:
     """Return the line of one mode."""
     if "errors" in row:
-        return f"{row['mode']:30} {row['errors']}"
-    whole, decode = row["differences"]["everything"], row["differences"]["decode"]
+        return f"{row['mode']:26} {row['errors']}"
+    differences = row["differences"]
+    whole = differences["everything"]
     worst = max(whole["ours"].values())
-    ratio, decode_ratio = (
+    ratio, decode, short_prefill, short_decode = (
         max(part["ours"].values()) / part["native"] if part["native"] else float("inf")
-        for part in (whole, decode)
+        for part in (differences[n] for n in ("everything", "decode", "short_prefill", "short_decode"))
     )
-    counts = [phase_launches(row["launches"][f"{phase}_batch"], phase) for phase in ("prefill", "decode")]
+    counts = [
+        phase_launches(row["launches"][f"{batch}{phase}_batch"], phase)
+        for batch in ("", "short_")
+        for phase in ("prefill", "decode")
+    ]
     return (
-        f"{row['mode']:30} {whole['native']:9.2e} {worst:9.2e} {ratio:6.2f} {decode_ratio:7.2f}"
-        f" {counts[0]:>8} {counts[1]:>8} {'; '.join(row['problems'])}"
+        f"{row['mode']:26} {whole['native']:9.2e} {worst:9.2e} {ratio:6.2f} {decode:7.2f}"
+        f" {short_prefill:9.2f} {short_decode:5.2f} | {counts[0]:7} {counts[1]:6} {counts[2]:9} {counts[3]:5}"
+        f" {row['short_dense_rows'][OURS]:6} {'; '.join(row['problems'])}"
     )
 
 
@@ -343,7 +407,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=14, help="engines at a time")
     parser.add_argument("--seconds", type=float, default=420, help="time for all engines")
     parser.add_argument("--reuse", action="store_true", help="keep results that the work folder holds")
-    parser.add_argument("--modes", nargs="*", help="only these modes, as the report names them")
+    known = [mode.mode for mode in modes(small_models.MODELS)]
+    parser.add_argument("--modes", nargs="+", choices=known, default=known, metavar="MODE")
     return parser.parse_args()
 
 
@@ -353,8 +418,7 @@ def main() -> int:
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
-    known = list(modes(small_models.MODELS))
-    chosen = [mode for mode in known if not arguments.modes or mode.mode in arguments.modes]
+    chosen = [mode for mode in modes(small_models.MODELS) if mode.mode in arguments.modes]
     for model in sorted({mode.model for mode in chosen}):
         runner.prepare(model)
     by_model = [[mode for mode in chosen if mode.model == model] for model in runner.texts]

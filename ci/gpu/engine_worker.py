@@ -3,8 +3,9 @@
     python engine_worker.py JOB.json
 
 The engine first scores prompts of very different lengths in one batch (chunked prefill), then
-decodes given continuations of the same prompts, whose prefixes it finds in its cache. Both times
-the tokens are prescribed, so that every backend is asked about the same text. Writes JOB.npz with
+decodes given continuations of the same prompts, whose prefixes it finds in its cache. Then it does
+both with a batch of short prompts, whose prefill is dense unless `sparse_mla_force_mqa` is set. The
+tokens are always prescribed, so that every backend is asked about the same text. Writes JOB.npz with
 the log-probabilities and JOB.result.json with everything else; exits 0 only if both are complete.
 Imports of vLLM stand inside functions: it reads its environment, and is observed, before they run.
 """
@@ -16,17 +17,23 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 PROMPT_LENGTHS = (5, 77, 400, 1100, 2300, 4100, 9000, 16000)
 DECODE_TOKENS = 256
+# None above index_topk, and around each backend's threshold up to which a request counts as a decode (64,
+# 128 or 256): such a request is no prefill, however short its context. The last ones are scored in a batch
+# of their own, where nothing is a decode and the indexer is not asked either.
+SHORT_LENGTHS = (5, 40, 77, 100, 128, 129, 180, 220, 256, 300, 400, 500, 512)
+SHORT_ALONE = 4
+SHORT_DECODE_TOKENS = 128
 MAX_MODEL_LEN = 16384  # 16,000 + 256 fit
 MAX_BATCHED_TOKENS = 4096
 GRAPH_SIZES = (1, 2, 4, 8, 16)
 KV_CACHE_BYTES = 2 << 30
-TEXT_SEED = 11
+TEXT_SEED, SHORT_TEXT_SEED = 11, 20011
 TRACE_SECONDS = 100
 SECOND_RUNNER = 2
 
@@ -60,6 +67,17 @@ class Job:
     def name(self) -> str:
         """Name of the job, usable as a file name."""
         return f"{self.mode}-{self.backend.lower()}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process does."""
+
+    job: Job
+    folder: Path
+    text: list[list[int]]
+    short_text: list[list[int]]
+    damages: list[str]
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -179,40 +197,63 @@ def observe(job: Job) -> Any:
     return observer
 
 
-def run(
-    job: Job, folder: Path, text: list[list[int]], damages: list[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_batch(
+    run: Running, prefix: str, text: list[list[int]], continued: int, alone: int = 0
+) -> tuple[list[list[int]], list[int]]:
+    """Score the prompts of a text, then decode their continuations.
+
+    Args:
+        run: The engine, and where figures go.
+        prefix: What the names of this batch begin with.
+        text: Prompts with their continuations.
+        continued: Tokens of each continuation.
+        alone: How many of the last prompts are scored in a batch of their own.
+
+    Returns:
+        The prompts, and how many tokens of each were found in the cache when decoding.
+
+    """
+    prompts = [tokens[:-continued] for tokens in text]
+    run.observer.start()
+    first = len(prompts) - alone
+    batches = [batch for batch in (prompts[:first], prompts[first:]) if batch]
+    run.arrays[f"{prefix}prefill"] = [p for batch in batches for p in score(run.engine, batch)]
+    run.counts[f"{prefix}prefill_batch"] = snapshot(run.observer)
+    run.watch.lap(f"{prefix}prefill")
+    run.observer.start()
+    continuations = [tokens[-continued:] for tokens in text]
+    run.arrays[f"{prefix}decode"], cached = decode(run.engine, run.job, prompts, continuations)
+    run.counts[f"{prefix}decode_batch"] = snapshot(run.observer)
+    run.watch.lap(f"{prefix}decode")
+    return prompts, cached
+
+
+def run(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run the engine; return arrays and figures."""
     watch = Stopwatch()
     from vllm import LLM
 
-    observer = observe(job)
+    observer = observe(task.job)
     watch.lap("import")
-    engine = LLM(**engine_arguments(job, folder))
+    engine = LLM(**engine_arguments(task.job, task.folder))
     watch.lap("start")
-    prompts = [tokens[:-DECODE_TOKENS] for tokens in text]
-    observer.start()
-    arrays = {"prefill": score(engine, prompts)}
-    counts = {"prefill_batch": snapshot(observer)}
-    watch.lap("prefill")
-    observer.start()
-    continuations = [tokens[-DECODE_TOKENS:] for tokens in text]
-    arrays["decode"], cached = decode(engine, job, prompts, continuations)
-    counts["decode_batch"] = snapshot(observer)
-    watch.lap("decode")
-    for damage in damages:  # requests for prompt log-probabilities read no cached prefix
+    running = Running(task.job, engine, observer, watch)
+    prompts, cached = run_batch(running, "", task.text, DECODE_TOKENS)
+    _, short_cached = run_batch(running, "short_", task.short_text, SHORT_DECODE_TOKENS, SHORT_ALONE)
+    for damage in task.damages:  # requests for prompt log-probabilities read no cached prefix
         observer.damage = damage
-        arrays[damage] = score(engine, prompts)
+        running.arrays[damage] = score(engine, prompts)
         watch.lap(damage)
     variants = observer.variants
     figures = {
         "seconds": watch.laps,
-        "launches": counts,
+        "launches": running.counts,
         "cached_tokens": cached,
+        "short_cached_tokens": short_cached,
         "variants": sorted(str(variant) for variant in variants),
-        "unannounced_variants": sorted(str(v) for v in variants - announced(job, observer)),
+        "unannounced_variants": sorted(str(v) for v in variants - announced(task.job, observer)),
     }
-    return arrays, figures
+    return running.arrays, figures
 
 
 class Stopwatch:
@@ -230,6 +271,18 @@ class Stopwatch:
         print(f"lap {name}: {self.laps[name]:.1f} s", flush=True)
 
 
+@dataclass
+class Running:
+    """An engine with its observer, and what it gave so far."""
+
+    job: Job
+    engine: Any
+    observer: Any
+    watch: Stopwatch
+    arrays: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
 def announced(job: Job, observer: Any) -> set[Any]:
     """Return the variants our backend announces; none for others, which launch none of ours."""
     found: set[Any] = set()
@@ -243,6 +296,7 @@ def snapshot(observer: Any) -> dict[str, Any]:
     return {
         "calls": observer.calls.as_json(),
         "kernels": observer.kernels.as_json(),
+        "dense": observer.dense.as_json(),
         "graph_replays": observer.graph_replays,
     }
 
@@ -252,12 +306,13 @@ def main() -> None:
     import numpy as np
 
     path = Path(sys.argv[1])
-    task = json.loads(path.read_text())
-    job = Job(**task["job"])
+    given = json.loads(path.read_text())
+    job = Job(**given.pop("job"))
+    task = Task(job=job, folder=Path(given.pop("folder")), **given)
     os.environ.update(environment(job))
     forbid_autotuning()
     faulthandler.dump_traceback_later(TRACE_SECONDS, repeat=True)  # says where a stuck engine is
-    arrays, figures = run(job, Path(task["folder"]), task["text"], task["damages"])
+    arrays, figures = run(task)
     bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
     if bad:
         raise RuntimeError(f"log-probabilities are not finite: {bad}")

@@ -21,13 +21,13 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import standalone
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DEVICE = "cuda"
 RANK = 512
@@ -123,15 +123,23 @@ def draw_shape(rng: random.Random, index: int) -> Shape:
 
 
 class Guarded:
-    """A tensor view inside a larger poisoned storage, with proof that the rest stays untouched."""
+    """A tensor view inside a larger poisoned storage, with proof that the rest stays untouched.
+
+    Attributes:
+        exact: Let the storage end where the tensor ends, for tools that know a storage's bounds.
+
+    """
+
+    exact: ClassVar[bool] = False
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, *, pad: int = 0) -> None:
+        guard, pad = (0, 0) if self.exact else (GUARD, pad)
         inner = (*shape[:-1], shape[-1] + pad)
         size = math.prod(inner) * dtype.itemsize
-        self.storage = torch.full((size + 2 * GUARD,), POISON_BYTE, dtype=torch.uint8, device=DEVICE)
-        self.tensor = self.storage[GUARD : GUARD + size].view(dtype).view(inner)[..., : shape[-1]]
-        outside = torch.ones(size + 2 * GUARD, dtype=torch.bool, device=DEVICE)
-        as_bytes = outside[GUARD : GUARD + size].view(*inner[:-1], inner[-1] * dtype.itemsize)
+        self.storage = torch.full((size + 2 * guard,), POISON_BYTE, dtype=torch.uint8, device=DEVICE)
+        self.tensor = self.storage[guard : guard + size].view(dtype).view(inner)[..., : shape[-1]]
+        outside = torch.ones(size + 2 * guard, dtype=torch.bool, device=DEVICE)
+        as_bytes = outside[guard : guard + size].view(*inner[:-1], inner[-1] * dtype.itemsize)
         as_bytes[..., : shape[-1] * dtype.itemsize] = False
         self.outside = outside
 
@@ -222,6 +230,11 @@ class Inputs:
                 self.cache[row] = torch.cat(parts)
 
 
+def scale_of(shape: Shape) -> float:
+    """Return the softmax scale of a shape."""
+    return float((RANK + shape.rope) ** -0.5)
+
+
 def reference(inputs: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and natural log-sum-exp in float64, a few queries at a time."""
     shape = inputs.shape
@@ -299,11 +312,10 @@ class Checker:
 
         wrapper.launch = launch
 
-    def run(self, shape: Shape) -> Outcome:
-        """Run one shape, directly or as two replays of a captured graph."""
+    def prepare(self, shape: Shape) -> tuple[Inputs, list[Guarded], Callable[[], None]]:
+        """Return the inputs of a shape, the scratch, and what launches the kernel on them."""
         inputs = Inputs(shape, self.caches[shape.dtype, shape.rope])
         chip = self.chips[shape.chip]
-        scale = (RANK + shape.rope) ** -0.5
         sizes = self.kernels.scratch_shapes(shape.tokens, shape.heads, shape.width, RANK, chip)
         scratch = [Guarded(size, dtype) for size, dtype in sizes]
         for buffer in scratch:
@@ -316,16 +328,21 @@ class Checker:
                 inputs.cache,
                 inputs.indices.tensor,
                 inputs.valid_counts,
-                scale,
+                scale_of(shape),
                 inputs.out.tensor,
                 None if inputs.lse is None else inputs.lse.tensor,
                 *(buffer.tensor for buffer in scratch),
                 device_info=chip,
             )
 
+        return inputs, scratch, launch
+
+    def run(self, shape: Shape) -> Outcome:
+        """Run one shape, directly or as two replays of a captured graph."""
+        inputs, scratch, launch = self.prepare(shape)
         outcome = Outcome(shape)
         for _ in self._executions(launch, inputs, graph=shape.graph):
-            compare(inputs, scale, outcome)
+            compare(inputs, scale_of(shape), outcome)
         if not all(buffer.is_intact() for buffer in scratch):
             outcome.problems.append("guard bytes of scratch were overwritten")
         return outcome

@@ -4,6 +4,7 @@
 
 * `_forward_mqa_kernel` of the backend's class, which tells the phase of what is launched in it and
   where `Damage` is applied;
+* `forward_mha` of the backend's class, the dense prefill that launches no sparse kernel;
 * the launchers of our two kernels, which tell the compiled variant of every launch;
 * capture and replay of CUDA graphs, so that a launch inside a graph is counted once for every
   replay of that graph.
@@ -39,6 +40,7 @@ class Launches:
         replayed: Launches by replays of graphs, by phase.
         captured: Launches held by all graphs captured so far, by phase.
         replays: Replays of graphs that hold at least one launch.
+        rows: Queries of the launches outside graphs, by phase, where they are known.
 
     """
 
@@ -46,6 +48,14 @@ class Launches:
     replayed: Counter[str] = field(default_factory=Counter)
     captured: Counter[str] = field(default_factory=Counter)
     replays: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+
+    def clear(self) -> None:
+        """Forget what ran, but not what graphs hold."""
+        self.eager.clear()
+        self.replayed.clear()
+        self.rows.clear()
+        self.replays = 0
 
     def in_phase(self, phase: Phase) -> int:
         """Return the launches that were executed in a phase."""
@@ -58,6 +68,7 @@ class Launches:
             "replayed": dict(self.replayed),
             "captured": dict(self.captured),
             "replays": self.replays,
+            "rows": dict(self.rows),
         }
 
 
@@ -76,7 +87,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.damage: Damage = "none"  # takes effect outside graphs
-        self.calls = Launches()  # of `_forward_mqa_kernel`, any backend
+        self.calls = Launches()  # of `_forward_mqa_kernel`, any backend that has it
+        self.dense = Launches()  # of `forward_mha`, any backend
         self.kernels = Launches()  # of our kernels
         self.variants: set[Any] = set()
         self.shapes: set[tuple[Any, ...]] = set()  # arguments of `iter_variants`
@@ -89,6 +101,7 @@ class Observer:
         """Wrap the backend's class, our kernels if this vLLM has them, and CUDA graphs."""
         self._watch_graphs()
         self._watch_impl(impl_class)
+        self._watch_dense(impl_class)
         if impl_class.__name__.startswith("TritonMLASparse"):
             kernels = import_module(KERNELS)
             for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
@@ -96,10 +109,8 @@ class Observer:
 
     def start(self) -> None:
         """Forget what ran so far, but not what graphs hold."""
-        for counts in (self.calls, self.kernels):
-            counts.eager.clear()
-            counts.replayed.clear()
-            counts.replays = 0
+        for counts in (self.calls, self.dense, self.kernels):
+            counts.clear()
         self.graph_replays = 0
 
     def announced_variants(self) -> set[Any]:
@@ -163,6 +174,8 @@ class Observer:
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             observer.phase = "decode" if how["is_decode"] else "prefill"
             observer._count(observer.calls, 0)
+            if not torch.cuda.is_current_stream_capturing():
+                observer.calls.rows[observer.phase] += len(topk_indices)
             observer._note_shape(impl, topk_indices)
             distance = DISTANCES.get(observer.damage, 0)
             if distance:
@@ -173,6 +186,16 @@ class Observer:
             return out, lse
 
         impl_class._forward_mqa_kernel = observed
+
+    def _watch_dense(self, impl_class: Any) -> None:
+        observer, original = self, impl_class.forward_mha
+
+        def observed(impl: Any, q: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            observer.dense.eager["prefill"] += 1
+            observer.dense.rows["prefill"] += len(q)
+            return original(impl, q, *arguments, **options)
+
+        impl_class.forward_mha = observed
 
     @staticmethod
     def _shifted(kv_cache: torch.Tensor, rows: torch.Tensor, block_size: int, distance: int) -> torch.Tensor:

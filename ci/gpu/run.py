@@ -1,16 +1,17 @@
-"""Run everything that a GPU host has to show, in one command: kernel check, engines, speed table.
+"""Run everything that a GPU host has to show, in one command: kernel, sanitizers, engines, speed table.
 
     python run.py --files FILES.zip --site /tmp/site --out DIR [--seconds 560] [--steps engine …]
 
 Installs the files of the built wheel (`wheel_files.py pack`) over the unpacked official wheel and
-checks their hashes, runs the kernel check and the engine proof side by side and the benchmark alone
-afterwards, and prints a short table. Every report in DIR says card, commit, stack id, wheel hash,
-Triton and torch versions. Exits 1 if any step failed.
+checks their hashes, runs the kernel check (then the sanitizers) and the engine proof side by side and
+the benchmark alone afterwards, and prints a short table. Every report in DIR says card, commit, stack
+id, wheel hash, Triton and torch versions. Exits 1 if any step failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -24,9 +25,16 @@ from typing import Any
 import wheel_files
 
 HERE = Path(__file__).resolve().parent
-BENCH_SECONDS = 70.0
-CHECK, ENGINE, BENCH = "kernel-check", "engine", "kernel-bench"
-STEPS = {CHECK: "kernel_check.py", ENGINE: "engine_proof.py", BENCH: "kernel_bench.py"}
+BENCH_SECONDS = 45.0  # took 25
+SANITIZER_SECONDS = 60.0
+CHECK_SECONDS = 90.0  # took 50; longer than that, the sanitizers do not wait for its binaries
+CHECK, SANITIZER, ENGINE, BENCH = "kernel-check", "sanitizer", "engine", "kernel-bench"
+STEPS = {
+    CHECK: "kernel_check.py",
+    SANITIZER: "sanitizer.py",
+    ENGINE: "engine_proof.py",
+    BENCH: "kernel_bench.py",
+}
 
 
 class Session:
@@ -37,6 +45,8 @@ class Session:
         self.work: Path = arguments.work.resolve()
         self.site: Path = arguments.site.resolve()
         self.installed = self.work / "installed.json"
+        self.modes: list[str] = arguments.modes
+        self.names: dict[str, str] = {step: step for step in STEPS} | {ENGINE: arguments.engine_name}
         self.deadline: float = time.monotonic() + arguments.seconds
         self.results: dict[str, str] = {}
 
@@ -49,16 +59,29 @@ class Session:
         manifest = wheel_files.install(files, self.site)
         self.installed.write_text(json.dumps(manifest))
 
+    def report(self, step: str) -> Path:
+        """Return the path of a step's report."""
+        return self.out / f"{self.names[step]}.json"
+
+    def log(self, step: str) -> Path:
+        """Return the path of what a step prints."""
+        return self.work / f"{self.names[step]}.txt"
+
     def start(self, step: str, *options: str) -> subprocess.Popen[bytes]:
         """Start a step; its output goes to a log file."""
-        report = self.out / f"{step}.json"
-        report.unlink(missing_ok=True)
-        command = [sys.executable, str(HERE / STEPS[step]), "--out", str(report), *options]
-        paths = (self.site, self.site / "nvidia_cutlass_dsl" / "dsl_packages")
+        self.report(step).unlink(missing_ok=True)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        if step != CHECK:
+        if step in (CHECK, SANITIZER):
+            # Many short processes: they load the kernel's files alone, since importing vLLM takes too
+            # long, and share what they compile.
+            environment["TRITON_CACHE_DIR"] = str(self.work / "triton")
+            options += ("--root", str(self.site))
+        else:
+            paths = (self.site, self.site / "nvidia_cutlass_dsl" / "dsl_packages")
             environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-        with (self.out / f"{step}.txt").open("wb") as log:
+        command = [sys.executable, str(HERE / STEPS[step])]
+        command += [*(["run"] if step == SANITIZER else []), "--out", str(self.report(step)), *options]
+        with self.log(step).open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     def finish(self, step: str, process: subprocess.Popen[bytes]) -> None:
@@ -74,7 +97,7 @@ class Session:
 
     def stamp(self, step: str) -> None:
         """Add to a report what was tested and how the step ended."""
-        path = self.out / f"{step}.json"
+        path = self.report(step)
         if path.exists():
             report: dict[str, Any] = json.loads(path.read_text())
             report["wheel_files"] = json.loads(self.installed.read_text())
@@ -82,35 +105,49 @@ class Session:
             path.write_text(json.dumps(report, indent=1))
 
     def run(self, steps: list[str]) -> None:
-        """Run the steps: the check beside the engines, the benchmark alone."""
+        """Run the steps: check and sanitizers beside the engines, the benchmark alone."""
         reserved = BENCH_SECONDS if BENCH in steps else 0.0
-        running = {}
+        running: dict[str, subprocess.Popen[bytes]] = {}
         if ENGINE in steps:
             seconds = f"{max(1.0, self.left() - reserved - 10):.0f}"
-            options = ("--work", str(self.work / "engine"), "--files", str(self.installed))
+            options = ["--work", str(self.work / "engine"), "--files", str(self.installed)]
+            options += ["--modes", *self.modes] if self.modes else []
             running[ENGINE] = self.start(ENGINE, *options, "--seconds", seconds)
         if CHECK in steps:
-            # Its many processes load the kernel's files alone; importing vLLM in each takes too long.
-            running[CHECK] = self.start(CHECK, "--root", str(self.site))
+            running[CHECK] = self.start(CHECK)
+        if SANITIZER in steps:
+            if CHECK in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running[CHECK].wait(CHECK_SECONDS)
+            running[SANITIZER] = self.start_sanitizer(reserved)
         for step, process in running.items():
             self.finish(step, process)
         if BENCH in steps:
             self.finish(BENCH, self.start(BENCH, "--budget-s", f"{self.left() - 15:.0f}"))
 
+    def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
+        """Start the sanitizers with as much time as there is."""
+        seconds = max(20.0, min(SANITIZER_SECONDS, self.left() - reserved - 35))
+        return self.start(SANITIZER, "--work", str(self.work / "sanitizer"), "--seconds", f"{seconds:.0f}")
+
     def keep_logs(self) -> None:
-        """Keep the engines' logs and figures, from which `engine_proof.py --reuse` can judge again."""
-        folder = self.work / "engine"
-        if folder.exists():
-            with tarfile.open(self.out / "engine-logs.tar.gz", "w:gz") as archive:
-                for path in sorted(folder.iterdir()):
-                    if path.name.endswith((".log", ".npz", ".result.json")):
-                        archive.add(path, path.name)
+        """Keep all logs, and the engines' figures, from which `engine_proof.py --reuse` can judge again."""
+        with tarfile.open(self.out / "logs.tar.gz", "w:gz") as archive:
+            for pattern in (
+                "*.txt",
+                "sanitizer/*.log",
+                "engine/*.log",
+                "engine/*.npz",
+                "engine/*.result.json",
+            ):
+                for path in sorted(self.work.glob(pattern)):
+                    archive.add(path, path.relative_to(self.work))
 
     def table(self) -> None:
         """Print the end of each step's output, and how each step ended."""
         for step in self.results:
             print(f"\n--- {step}")
-            lines = (self.out / f"{step}.txt").read_text(errors="replace").splitlines()
+            lines = self.log(step).read_text(errors="replace").splitlines()
             print("\n".join(line[:200] for line in lines[-26:]))
         print()
         for step, result in self.results.items():
@@ -126,6 +163,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "gpu-proof"))
     parser.add_argument("--seconds", type=float, default=560.0, help="time for everything")
     parser.add_argument("--steps", nargs="+", choices=sorted(STEPS), default=list(STEPS))
+    parser.add_argument(
+        "--modes", nargs="+", default=[], metavar="MODE", help="only these modes of the engine"
+    )
+    parser.add_argument("--engine-name", default=ENGINE, help="name of the engine's report, without suffix")
     return parser.parse_args()
 
 

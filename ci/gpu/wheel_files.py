@@ -1,9 +1,10 @@
 """Carry the files that a built wheel changes to a GPU host, and prove there that they are the wheel's.
 
-    python wheel_files.py pack --wheel dist/vllm-….whl --base vllm-0.33.0-….whl --out FILES.zip
+    python wheel_files.py pack --wheel dist/vllm-….whl --base vllm-0.33.0-….whl --commit ID --out FILES.zip
     python wheel_files.py install --files FILES.zip --site /tmp/site --out INSTALLED.json
 
-`pack` compares the RECORDs of both wheels and takes the members below `vllm/` that differ.
+`pack` compares the RECORDs of both wheels and takes the members below `vllm/` that differ. The stack id
+is the one that the built wheel's own SBOM names.
 `install` checks every file before and after it is copied over the official wheel's, removes members
 that the built wheel lacks, and exits 1 if a hash is wrong.
 """
@@ -23,6 +24,8 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 PACKAGE = "vllm/"
+SBOM = "/sboms/vllm-stack.cdx.json"  # in the wheel's .dist-info
+STACK_ID = "vllm-stack:stack-id"  # property of the SBOM's root component
 
 
 class WheelFilesError(Exception):
@@ -51,17 +54,34 @@ def record(wheel: zipfile.ZipFile) -> dict[str, str]:
     }
 
 
-def pack(wheel: Path, base: Path, out: Path, facts: dict[str, str]) -> dict[str, Any]:
+def stack_id(wheel: zipfile.ZipFile) -> str:
+    """Return the id of the stack that a wheel was built from.
+
+    Raises:
+        WheelFilesError: The wheel has no SBOM of the stack, or not exactly one id in it.
+
+    """
+    names = [n for n in wheel.namelist() if n.endswith(f".dist-info{SBOM}")]
+    if len(names) != 1:
+        raise WheelFilesError(f"{wheel.filename} has {len(names)} SBOMs of a stack")
+    root = json.loads(wheel.read(names[0]))["metadata"]["component"]
+    found = [item["value"] for item in root["properties"] if item["name"] == STACK_ID]
+    if len(found) != 1:
+        raise WheelFilesError(f"the SBOM of {wheel.filename} names the stack ids {found}")
+    return str(found[0])
+
+
+def pack(wheel: Path, base: Path, out: Path, commit: str) -> dict[str, Any]:
     """Write the changed members and their manifest.
 
     Args:
         wheel: The built wheel.
         base: The official wheel of the same release, on which the host's bundle rests.
         out: Zip file to write.
-        facts: Further facts for the results, such as commit and stack id.
+        commit: Commit of this repository, for the results.
 
     Raises:
-        WheelFilesError: A member does not have the digest that its RECORD gives.
+        WheelFilesError: A member does not have the digest that its RECORD gives, or the stack is unknown.
 
     """
     with zipfile.ZipFile(wheel) as built, zipfile.ZipFile(base) as official:
@@ -69,7 +89,8 @@ def pack(wheel: Path, base: Path, out: Path, facts: dict[str, str]) -> dict[str,
         members = {path: digest for path, digest in new.items() if old.get(path) != digest}
         manifest = {
             "wheel": {"name": wheel.name, "sha256": file_sha256(wheel)},
-            **facts,
+            "commit": commit,
+            "stack_id": stack_id(built),
             "members": members,
             "removed": sorted(old.keys() - new.keys()),
         }
@@ -149,7 +170,6 @@ def parse_arguments() -> argparse.Namespace:
     packing.add_argument("--wheel", type=Path, required=True)
     packing.add_argument("--base", type=Path, required=True)
     packing.add_argument("--commit", required=True, help="commit of this repository")
-    packing.add_argument("--stack-id", required=True)
     packing.add_argument("--out", type=Path, required=True)
     installing = commands.add_parser("install")
     installing.add_argument("--files", type=Path, required=True)
@@ -163,15 +183,14 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         if arguments.command == "pack":
-            facts = {"commit": arguments.commit, "stack_id": arguments.stack_id}
-            manifest = pack(arguments.wheel, arguments.base, arguments.out, facts)
+            manifest = pack(arguments.wheel, arguments.base, arguments.out, arguments.commit)
         else:
             manifest = install(arguments.files, arguments.site)
             arguments.out.write_text(json.dumps(manifest, indent=1))
     except WheelFilesError as error:
         print(f"wheel_files: {error}", file=sys.stderr)
         return 1
-    print(f"{len(manifest['members'])} files of {manifest['wheel']['name']}")
+    print(f"{len(manifest['members'])} files of {manifest['wheel']['name']}, stack {manifest['stack_id']}")
     return 0
 
 

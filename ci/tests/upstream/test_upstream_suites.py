@@ -118,7 +118,7 @@ def test_suite(tests_of_tree: Path, suite: Suite) -> None:
         timeout=SECONDS,
         check=False,
     )
-    outcomes = _outcomes(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = _outcomes(done.stdout)
     assert outcomes["passed"] == suite.before + suite.ours, outcomes
     assert not {"failed", "errors", "error"} & outcomes.keys(), outcomes
