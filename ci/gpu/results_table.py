@@ -53,8 +53,8 @@ def render() -> str:
     lines = [
         "# What a GPU host said",
         "",
-        "Written by `ci/gpu/results_table.py` out of the reports beside it; `../README.md` says how they came about",
-        "(also why the stack id in engine.json is another: its wheel is named and hashed right).",
+        "Written by `ci/gpu/results_table.py` out of the reports beside it; `../README.md` says how they",
+        "came about (also why the stack id in engine.json is another: its wheel is named and hashed right).",
         "",
         *provenance(),
         "",
