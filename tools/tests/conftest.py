@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from stackproject import GIT_CONFIGURATION, Project
 
+import unhurried  # noqa: F401 - imported for what it sets
+
 HERE = Path(__file__).parent
 
 

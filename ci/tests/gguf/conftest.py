@@ -1,0 +1,3 @@
+"""The installed plugin's own environment; nothing is interpreted here."""
+
+import unhurried  # noqa: F401 - imported for what it sets
