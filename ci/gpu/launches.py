@@ -57,10 +57,6 @@ class Launches:
         self.rows.clear()
         self.replays = 0
 
-    def in_phase(self, phase: Phase) -> int:
-        """Return the launches that were executed in a phase."""
-        return self.eager[phase] + self.replayed[phase]
-
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm_stack.applying import Outcome, try_stack
@@ -55,7 +56,7 @@ class RefreshPlan:
     files: tuple[PlannedFile, ...]
     series_text: str
 
-    @property
+    @cached_property
     def result(self) -> Stack:
         """The stack that carrying the plan out gives."""
         patches = tuple(Patch(file.name, file.data) for file in self.files if file.data is not None)
