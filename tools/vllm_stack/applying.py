@@ -148,11 +148,16 @@ def take_apart(git: Git, data: bytes, folder: Path) -> Mail:
     )
 
 
+def structural_faults(patch: Patch) -> tuple[str, ...]:
+    """Return what keeps git from reading the patch as it is meant."""
+    return tuple(problem.message for problem in patch.problems if problem.code != "trailing-whitespace")
+
+
 def apply_patch(git: Git, parent: str, patch: Patch) -> AppliedPatch:
     """Apply one patch on top of the commit ``parent`` and say what became of it."""
-    structural = [problem.message for problem in patch.problems if problem.code != "trailing-whitespace"]
-    if structural:
-        return AppliedPatch(patch.name, Outcome.MALFORMED, None, patch.paths, tuple(structural))
+    faults = structural_faults(patch)
+    if faults:
+        return AppliedPatch(patch.name, Outcome.MALFORMED, None, patch.paths, faults)
     with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder, scratch_index(git, parent) as index:
         mail = take_apart(git, patch.data, Path(folder))
         outcome, messages = _apply_to_index(git, mail.diff, index, parent)
@@ -161,25 +166,52 @@ def apply_patch(git: Git, parent: str, patch: Patch) -> AppliedPatch:
         tree = git.run("write-tree", env=index).text
     if tree == git.tree(parent):
         return AppliedPatch(patch.name, Outcome.ABSORBED, None, patch.paths)
-    return AppliedPatch(patch.name, outcome, _commit(git, parent, tree, mail), patch.paths, messages)
+    return AppliedPatch(patch.name, outcome, commit_mail(git, parent, tree, mail), patch.paths, messages)
 
 
 def _apply_to_index(
     git: Git, diff: bytes, index: dict[str, str], parent: str
 ) -> tuple[Outcome, tuple[str, ...]]:
-    strict = git.run("apply", "--cached", "--verbose", "-", stdin=diff, env=index, check=False)
-    said = tuple(strict.stderr.decode("utf-8", "replace").splitlines())
-    if strict.returncode == 0:
-        moved = tuple(line for line in said if "(offset " in line)
-        return (Outcome.OFFSET if moved else Outcome.STRICT), moved
+    outcome, said = apply_strictly(git, diff, index)
+    if outcome.applied:
+        return outcome, moved_hunks(said)
     merged = git.run("apply", "--cached", "--3way", "-", stdin=diff, env=index, check=False)
     if merged.returncode == 0:
         return Outcome.THREE_WAY, ()
     git.run("read-tree", parent, env=index)
-    return Outcome.CONFLICT, tuple(line for line in said if line.startswith("error: "))
+    return Outcome.CONFLICT, refusals(said)
 
 
-def _commit(git: Git, parent: str, tree: str, mail: Mail) -> str:
+def apply_strictly(git: Git, diff: bytes, index: dict[str, str]) -> tuple[Outcome, tuple[str, ...]]:
+    """Apply a diff to an index without fuzz; return what came of it and all that git said about it.
+
+    The index is as it was when the diff does not apply.
+    """
+    done = git.run("apply", "--cached", "--verbose", "-", stdin=diff, env=index, check=False)
+    said = tuple(done.stderr.decode("utf-8", "replace").splitlines())
+    if done.returncode:
+        return Outcome.CONFLICT, said
+    return (Outcome.OFFSET if moved_hunks(said) else Outcome.STRICT), said
+
+
+def moved_hunks(said: Sequence[str]) -> tuple[str, ...]:
+    """Return git's lines about hunks that applied at other line numbers."""
+    return tuple(line for line in said if "(offset " in line)
+
+
+def refusals(said: Sequence[str]) -> tuple[str, ...]:
+    """Return git's lines about why a diff does not apply."""
+    return tuple(line for line in said if line.startswith("error: "))
+
+
+def commit_patch(git: Git, parent: str, tree: str, patch: Patch) -> str:
+    """Commit ``tree`` on top of ``parent`` as what ``patch`` gives; return the commit."""
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
+        return commit_mail(git, parent, tree, take_apart(git, patch.data, Path(folder)))
+
+
+def commit_mail(git: Git, parent: str, tree: str, mail: Mail) -> str:
+    """Commit ``tree`` on top of ``parent`` with a patch's author, date and message; return the commit."""
     author = {
         "GIT_AUTHOR_NAME": mail.author,
         "GIT_AUTHOR_EMAIL": mail.email,

@@ -76,6 +76,11 @@ SETTINGS: dict[str, str] = {
     "format.useAutoBase": "false",
     "log.showSignature": "false",
     "mailinfo.scissors": "false",
+    # Merging follows renames; a new file whose folder was renamed is for a person to place.
+    "merge.renames": "true",
+    "merge.directoryRenames": "conflict",
+    "merge.renormalize": "false",
+    "merge.default": "text",
     "notes.displayRef": "",
     "core.commentChar": "#",
     "init.defaultBranch": "main",

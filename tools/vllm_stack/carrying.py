@@ -1,0 +1,222 @@
+"""Carrying one patch to another release: strictly first, by merging second, each seen from both sides.
+
+Applying alone puts a hunk wherever its context stands, merging alone follows how the file moved. Where
+they disagree, or where text alone cannot tell two places apart, the patch conflicts: nothing lands in a
+wrong place without a person having seen it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_stack.applying import (
+    Outcome,
+    apply_strictly,
+    moved_hunks,
+    refusals,
+    scratch_index,
+    structural_faults,
+    take_apart,
+)
+from vllm_stack.merging import Merge, Side, Stages, merge, sides, with_sides
+from vllm_stack.patch import FileDiff, Patch
+from vllm_stack.placement import Placed, Text, offsets, strays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vllm_stack.git import Git
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What carrying a patch gave."""
+
+    outcome: Outcome
+    tree: str | None
+    """The result. For a conflict: all that merged, the conflicted files as the new release has them."""
+    conflicts: tuple[Stages, ...] = ()
+    marked: str | None = None
+    """For a conflict: the tree that a person starts from; its files may hold git's markers."""
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A patch between the commits before and after it on its own release, and one of the new release."""
+
+    git: Git
+    patch: Patch
+    old_before: str
+    old_after: str
+    new_before: str
+    said: tuple[str, ...]
+    """What git said when it applied the patch strictly."""
+
+    def text(self, side: Side) -> Text:
+        return Text.of(self.git.run("cat-file", "blob", side.blob).stdout)
+
+    def change(self, tree: str) -> tuple[FileDiff, ...]:
+        """Return the change from the new release to ``tree``, renames off."""
+        words = ("diff-tree", "-p", "--no-renames", "--unified=3", self.new_before, tree)
+        return Patch("result", self.git.run(*words).stdout).files
+
+
+def carry(git: Git, patch: Patch, old_before: str, old_after: str, new_before: str) -> Attempt:
+    """Apply ``patch`` to the commit ``new_before`` of the new release; nothing is committed.
+
+    ``old_before`` and ``old_after`` are the commits around it on the release that it was made for.
+    """
+    faults = structural_faults(patch)
+    if faults:
+        return Attempt(Outcome.MALFORMED, None, messages=faults)
+    outcome, said, tree = _apply(git, patch, new_before)
+    carried = _Carried(git, patch, old_before, old_after, new_before, said)
+    before = sides(git, old_before, patch.paths)
+    if tree is not None and before == sides(git, new_before, patch.paths):
+        return Attempt(outcome, tree)
+    merged = merge(git, old_before, new_before, old_after)
+    if tree is None:
+        return _merged(carried, merged)
+    return _compared(carried, Attempt(outcome, tree, messages=moved_hunks(said)), merged)
+
+
+def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...], str | None]:
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder, scratch_index(git, parent) as index:
+        mail = take_apart(git, patch.data, Path(folder))
+        outcome, said = apply_strictly(git, mail.diff, index)
+        tree = git.run("write-tree", env=index).text if outcome.applied else None
+    return outcome, said, tree
+
+
+def _merged(carried: _Carried, merged: Merge) -> Attempt:
+    """Judge the merge of a patch that does not apply strictly."""
+    git = carried.git
+    if not merged.is_clean:
+        messages = (*merged.messages, *refusals(carried.said))
+        return _conflict(carried, merged.tree, merged.conflicts, messages)
+    if merged.tree == git.tree(carried.new_before):
+        return Attempt(Outcome.ABSORBED, None)
+    change = carried.change(merged.tree)
+    astray = _astray(carried, change)
+    if astray:
+        stages = _stages(carried, [path for path, _ in astray])
+        return _conflict(carried, merged.tree, stages, [message for _, message in astray])
+    messages = (*_renames(carried, change), *_partly_absorbed(carried, change))
+    return Attempt(Outcome.THREE_WAY, merged.tree, messages=messages)
+
+
+def _compared(carried: _Carried, applied: Attempt, merged: Merge) -> Attempt:
+    """Judge a patch that applies with equal context, by what merging does with it."""
+    same = merged.is_clean and merged.tree == applied.tree
+    if merged.is_clean and not same:
+        return _disagreement(carried, merged)
+    if not merged.is_clean and not _is_only_text(carried, merged.conflicts):
+        return _conflict(carried, merged.tree, merged.conflicts, merged.messages)
+    doubtful = _doubtful(carried, merged=same)
+    if not doubtful:
+        return applied
+    stages = merged.conflicts or _stages(carried, [path for path, _ in doubtful])
+    return _conflict(carried, merged.tree, stages, [message for _, message in doubtful])
+
+
+def _disagreement(carried: _Carried, merged: Merge) -> Attempt:
+    if merged.tree == carried.git.tree(carried.new_before):
+        message = "merging finds its change there already, applying would make it a second time"
+    else:
+        message = "applying it and merging it put the change in different places"
+    return _conflict(carried, merged.tree, _stages(carried, carried.patch.paths), [message])
+
+
+def _is_only_text(carried: _Carried, conflicts: Sequence[Stages]) -> bool:
+    """Say whether only lines of files that are in all three versions conflict."""
+    return all(
+        at.path in carried.patch.paths and at.base and at.ours and at.theirs and at.ours.mode == at.base.mode
+        for at in conflicts
+    )
+
+
+def _conflict(
+    carried: _Carried, marked: str, conflicts: tuple[Stages, ...], messages: Iterable[str]
+) -> Attempt:
+    rest = with_sides(carried.git, marked, {at.path: at.ours for at in conflicts})
+    return Attempt(Outcome.CONFLICT, rest, conflicts, marked, tuple(dict.fromkeys(messages)))
+
+
+def _stages(carried: _Carried, paths: Sequence[str]) -> tuple[Stages, ...]:
+    """Return the three versions of files that git did merge, but that a person has to look at."""
+    commits = (carried.old_before, carried.new_before, carried.old_after)
+    base, ours, theirs = (sides(carried.git, commit, paths) for commit in commits)
+    return tuple(Stages(path, base.get(path), ours.get(path), theirs.get(path)) for path in paths)
+
+
+def _doubtful(carried: _Carried, *, merged: bool) -> list[tuple[str, str]]:
+    """Return the files with a hunk that could belong elsewhere in them, each with what to say about it."""
+    moved = offsets(carried.said, carried.patch.files)
+    old = sides(carried.git, carried.old_before, carried.patch.paths)
+    new = sides(carried.git, carried.new_before, carried.patch.paths)
+    found = []
+    for file in carried.patch.files:
+        before, after = old.get(file.path), new.get(file.path)
+        if before is None or after is None or before == after:
+            continue
+        texts = carried.text(before), carried.text(after)
+        for number, hunk in enumerate(file.hunks, start=1):
+            at = hunk.old_start + moved.get((file.path, number), 0)
+            if not Placed(hunk, *texts, at).is_certain(merged=merged):
+                message = (
+                    f"{file.path}:{at}: hunk {number} fits here, but its place cannot be told for certain"
+                )
+                found.append((file.path, message))
+    return found
+
+
+def _astray(carried: _Carried, change: Sequence[FileDiff]) -> list[tuple[str, str]]:
+    """Return the files where merging put a change into another function than it was made in."""
+    original = {file.path: file for file in carried.patch.files}
+    old = sides(carried.git, carried.old_before, carried.patch.paths)
+    new = sides(carried.git, carried.new_before, [file.path for file in change])
+    found = []
+    for file in change:
+        before, after = old.get(file.path), new.get(file.path)
+        if file.path not in original or before is None or after is None:
+            continue
+        into = strays((carried.text(before), original[file.path]), (carried.text(after), file))
+        for scope in sorted(into):
+            where = ".".join(scope) or "the module's own level"
+            found.append(
+                (file.path, f"{file.path}: merging puts a change into {where}, it was not made there")
+            )
+    return found
+
+
+def _renames(carried: _Carried, change: Sequence[FileDiff]) -> list[str]:
+    """Name the files that merging followed to another path."""
+    known = set(carried.patch.paths)
+    return [
+        f"{file.path}: upstream's new name of a file that the patch changes"
+        for file in change
+        if file.path not in known
+    ]
+
+
+def _partly_absorbed(carried: _Carried, change: Sequence[FileDiff]) -> list[str]:
+    """Say which files get fewer changed lines than the patch has: the rest is upstream already."""
+    left = {file.path: _changed(file) for file in change}
+    found = []
+    for file in carried.patch.files:
+        wanted = _changed(file)
+        absorbed = wanted - left.get(file.path, Counter()) if file.path in left else Counter()
+        if absorbed:
+            found.append(
+                f"{file.path}: {absorbed.total()} of {wanted.total()} changed lines are upstream already"
+            )
+    return found
+
+
+def _changed(file: FileDiff) -> Counter[bytes]:
+    return Counter(line for hunk in file.hunks for line in hunk.lines if line[:1] in (b"+", b"-"))
