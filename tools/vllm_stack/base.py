@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from vllm_stack.hashing import sha256_bytes, sha256_file
 from vllm_stack.sdist import SourceFile, read_sdist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vllm_stack.pins import Pin
     from vllm_stack.workspace import Workspace
@@ -48,7 +49,10 @@ class Base:
 
         IntegrityError when it is damaged, or no longer at the commit that the import gave.
         """
-        folder = _folder(workspace, pin)
+        return cls._at(_folder(workspace, pin))
+
+    @classmethod
+    def _at(cls, folder: Path) -> Base | None:
         if not folder.is_dir():
             return None
         git = Git(folder)
@@ -69,13 +73,53 @@ class Base:
 
         Raises IntegrityError when the archive is not the pinned one or not readable.
         """
-        found = cls.find(workspace, pin)
+        folder = _folder(workspace, pin)
+        if not folder.is_dir():
+            actual = sha256_file(sdist)
+            if actual != pin.sdist.sha256:
+                raise IntegrityError(f"{sdist}: expected sha256 {pin.sdist.sha256}, it has {actual}")
+            with new_base(folder) as git:
+                import_files(git, _message(pin), read_sdist(sdist, pin.layout))
+        return cls._imported(folder)
+
+    @classmethod
+    def ensure_from(cls, workspace: Workspace, origin: Origin, fill: Callable[[Git, bytes], None]) -> Base:
+        """Return the base of something else than a pinned archive; ``fill`` imports it if need be.
+
+        It gets git for a new bare repository, and the message of the commit that it has to put at BASE_REF.
+        """
+        folder = workspace.bases / f"{origin.distribution}-{origin.release}-{origin.key}.git"
+        if not folder.is_dir():
+            with new_base(folder) as git:
+                fill(git, origin.message)
+        return cls._imported(folder)
+
+    @classmethod
+    def _imported(cls, folder: Path) -> Base:
+        found = cls._at(folder)
         if found is None:
-            _import(_folder(workspace, pin), pin, sdist)
-            found = cls.find(workspace, pin)
-        if found is None:
-            raise BuildError(f"the imported base {_folder(workspace, pin)} is gone again")
+            raise BuildError(f"the imported base {folder} is gone again")
         return found
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a base comes from that is not made of a pinned archive."""
+
+    distribution: str
+    release: str
+    lines: tuple[str, ...]
+    """What identifies the content: ``Name: value``, for the message of the commit."""
+
+    @property
+    def key(self) -> str:
+        """What sets the cached base apart from others of the release."""
+        return sha256_bytes("\0".join([str(_IMPORT_VERSION), *self.lines]).encode())[:16]
+
+    @property
+    def message(self) -> bytes:
+        """The message of the commit."""
+        return message_of(self.distribution, self.release, self.lines)
 
 
 def _folder(workspace: Workspace, pin: Pin) -> Path:
@@ -87,21 +131,20 @@ def _key(pin: Pin) -> str:
     return sha256_bytes("\0".join(parts).encode())[:16]
 
 
-def _import(folder: Path, pin: Pin, sdist: Path) -> None:
-    actual = sha256_file(sdist)
-    if actual != pin.sdist.sha256:
-        raise IntegrityError(f"{sdist}: expected sha256 {pin.sdist.sha256}, it has {actual}")
+@contextmanager
+def new_base(folder: Path) -> Iterator[Git]:
+    """Yield git for an empty bare repository that becomes ``folder`` once the block has set BASE_REF."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".import-", dir=folder.parent))
     except OSError as error:
         raise BuildError(f"cannot write to the cache: {error}") from error
     try:
-        git = init_repository(temporary / "base.git", bare=True)
-        _fast_import(git, _stream(pin, sdist))
-        write_atomic(temporary / "base.git" / _COMMIT_FILE, git.resolve(BASE_REF).encode("ascii"))
+        git_dir = temporary / "base.git"
+        git = init_repository(git_dir, bare=True)
+        yield git
+        write_atomic(git_dir / _COMMIT_FILE, git.resolve(BASE_REF).encode("ascii"))
         if not folder.exists():
-            git_dir = temporary / "base.git"
             git_dir.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -137,16 +180,27 @@ def _fast_import(git: Git, stream: Iterator[bytes]) -> None:
         raise BuildError(f"git could not import the sources: {detail}", hint="is the disk of the cache full?")
 
 
-def _stream(pin: Pin, sdist: Path) -> Iterator[bytes]:
+def message_of(distribution: str, release: str, lines: Sequence[str]) -> bytes:
+    """Return the message of an import: it is part of the commit's id."""
+    return "\n".join([f"Import {distribution} {release}", "", *lines, ""]).encode()
+
+
+def _message(pin: Pin) -> bytes:
+    lines = (f"Source: {pin.sdist.filename}", f"Sha256: {pin.sdist.sha256}")
+    return message_of(pin.distribution, pin.release, lines)
+
+
+def import_files(git: Git, message: bytes, files: Iterable[SourceFile]) -> None:
+    """Import ``files`` as one commit at BASE_REF."""
+    _fast_import(git, _stream(message, files))
+
+
+def _stream(message: bytes, files: Iterable[SourceFile]) -> Iterator[bytes]:
     """Yield the input of ``git fast-import`` for one commit."""
     name, email = IDENTITY
-    message = (
-        f"Import {pin.distribution} {pin.release}\n\n"
-        f"Source: {pin.sdist.filename}\nSha256: {pin.sdist.sha256}\n"
-    ).encode()
     yield f"commit {BASE_REF}\ncommitter {name} <{email}> {EPOCH}\n".encode()
     yield b"data %d\n%s\n" % (len(message), message)
-    for file in read_sdist(sdist, pin.layout):
+    for file in files:
         yield _modify(file)
     yield b"done\n"
 

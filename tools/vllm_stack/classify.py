@@ -33,12 +33,17 @@ def matches(path: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
+def is_compiled_source(path: str) -> bool:
+    """Say whether a compiler turns ``path`` into something else, going by its suffix."""
+    return PurePosixPath(path).suffix in _COMPILED_SUFFIXES
+
+
 def classify(path: str, layout: Layout) -> PathClass:
     """Return what ``path`` (relative to the tree's root, with ``/``) is under ``layout``."""
     if matches(path, layout.native):
         return PathClass.NATIVE
     if not path.startswith(f"{layout.package}/"):
         return PathClass.OUTSIDE
-    if PurePosixPath(path).suffix in _COMPILED_SUFFIXES:
+    if is_compiled_source(path):
         return PathClass.NATIVE
     return PathClass.PACKAGE

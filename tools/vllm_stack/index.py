@@ -10,9 +10,9 @@ import json
 import re
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -30,11 +30,13 @@ from vllm_stack.connection import TRANSFER_ERRORS, IndexSession, explain, redact
 from vllm_stack.errors import NetworkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vllm_stack.pip_config import PipConfig
 
 _HTTP_NOT_FOUND = 404
+#: How the names of files end that an index may list and a folder of ``find-links`` is searched for.
+_ARCHIVES = (".tar.gz", ".whl", ".zip")
 #: What reading a page raises when the source is unreachable or is no index.
 _PAGE_ERRORS = (*TRANSFER_ERRORS, ValueError, UnsupportedRepoVersionError)
 
@@ -54,17 +56,32 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Miss:
-    """A source that does not offer the file, and why."""
+    """A source that does not offer the file (or, of a listing, any), and why."""
 
     source: str
     reason: str
+    #: Whether the source could not be asked, so that what it has is not known.
+    failed: bool = False
 
     def __str__(self) -> str:
         return f"{self.source}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A file that a source lists, whatever it is."""
+
+    filename: str
+    place: Candidate
+    #: Why the file was yanked (PEP 592), "" when no reason is given; None for one that is not.
+    yanked: str | None = None
+
+
 class _AbsentError(Exception):
     """The source has nothing of the project."""
+
+
+_Found = TypeVar("_Found", Candidate, Offer)
 
 
 class PackageIndex:
@@ -94,24 +111,29 @@ class PackageIndex:
         A source is asked only when the caller wants more than the ones before it gave.
         """
         project = canonicalize_name(distribution)
+        for url, place in self._pages(project):
+            source = redact(place)
+            found = _ask(source, project, partial(self._offers, url, source, project, filename))
+            yield from found or [Miss(source, f"does not list {filename}")]
+
+    def listing(self, distribution: str) -> Iterator[Offer | Miss]:
+        """Yield all files that each source lists on the page of ``distribution``, or a Miss for the source.
+
+        A page of ``find-links`` may list files of other projects too.
+        """
+        project = canonicalize_name(distribution)
+        for url, place in self._pages(project):
+            source = redact(place)
+            yield from _ask(source, project, partial(self._listed, url, source, project))
+
+    def _pages(self, project: str) -> Iterator[tuple[str, str]]:
+        """Yield the address of each source's page, and the source as the configuration names it."""
         for place in self.config.find_links:
-            yield from self._ask(as_url(place), place, project, filename)
+            yield as_url(place), place
         if self.config.no_index:
             return
         for index in (self.config.index_url or PYPI_SIMPLE_ENDPOINT, *self.config.extra_index_urls):
-            page = urljoin(as_url(index).rstrip("/") + "/", f"{project}/")
-            yield from self._ask(page, index, project, filename)
-
-    def _ask(self, url: str, place: str, project: str, filename: str) -> Iterator[Candidate | Miss]:
-        source = redact(place)
-        try:
-            offers: list[Candidate | Miss] = list(self._offers(url, source, project, filename))
-        except _AbsentError:
-            yield Miss(source, f"has no project {project}")
-        except _PAGE_ERRORS as error:
-            yield Miss(source, explain(error))
-        else:
-            yield from offers or [Miss(source, f"does not list {filename}")]
+            yield urljoin(as_url(index).rstrip("/") + "/", f"{project}/"), index
 
     def _offers(self, url: str, source: str, project: str, filename: str) -> Iterator[Candidate]:
         scheme = urlsplit(url).scheme
@@ -124,6 +146,17 @@ class PackageIndex:
         else:
             raise ValueError(f"addresses of the kind {scheme}: are not supported")
 
+    def _listed(self, url: str, source: str, project: str) -> Iterator[Offer]:
+        scheme = urlsplit(url).scheme
+        if scheme == "file":
+            yield from _local_listing(local_path(url), source, project)
+        elif scheme not in ("http", "https"):
+            raise ValueError(f"addresses of the kind {scheme}: are not supported")
+        elif _basename(url).endswith(_ARCHIVES):  # find-links may name a file itself
+            yield Offer(_basename(url), Candidate(url, source))
+        else:
+            yield from _offered(self._http_page(url, project).packages, source, {"http", "https"})
+
     def _http_page(self, url: str, project: str) -> ProjectPage:
         response = self.session.get(url, headers={"Accept": ACCEPT_ANY}, timeout=self.config.timeout)
         if response.status_code == _HTTP_NOT_FOUND:
@@ -133,6 +166,16 @@ class PackageIndex:
             # A newer minor version of the API adds keys that we do not need.
             warnings.simplefilter("ignore", UnexpectedRepoVersionWarning)
             return ProjectPage.from_response(response, project)
+
+
+def _ask(source: str, project: str, question: Callable[[], Iterator[_Found]]) -> list[_Found | Miss]:
+    """Return what a source answers; a source that has nothing, or does not answer, becomes a Miss."""
+    try:
+        return list(question())
+    except _AbsentError:
+        return [Miss(source, f"has no project {project}")]
+    except _PAGE_ERRORS as error:
+        return [Miss(source, explain(error), failed=True)]
 
 
 def not_found(filename: str, tried: Iterable[str]) -> NetworkError:
@@ -175,6 +218,21 @@ def _local_offers(path: Path, source: str, project: str, filename: str) -> Itera
         yield Candidate((path / filename).as_uri(), source)
 
 
+def _local_listing(path: Path, source: str, project: str) -> Iterator[Offer]:
+    """Yield what a page, or a folder with a page or with files, or a file by itself, lists."""
+    if not path.exists():
+        raise _AbsentError
+    pages = [path / "index.html", path / "index.json"] if path.is_dir() else [path]
+    for page in pages:
+        if page.is_file() and not page.name.endswith(_ARCHIVES):
+            yield from _offered(_local_page(page, project).packages, source, {"http", "https", "file"})
+            return
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.name.endswith(_ARCHIVES) and file.is_file():
+            place = Candidate(file.absolute().as_uri(), source, size=file.stat().st_size)
+            yield Offer(file.name, place)
+
+
 def _local_page(page: Path, project: str) -> ProjectPage:
     data, base = page.read_bytes(), page.absolute().as_uri()
     if page.suffix == ".json":
@@ -191,8 +249,20 @@ def _matching(
             filename in (package.filename.strip(), _basename(package.url))
             and urlsplit(package.url).scheme in schemes
         ):
-            digest = re.match(r"[0-9a-f]{64}(?![0-9a-f])", package.digests.get("sha256", "").lower())
-            yield Candidate(package.url, source, digest[0] if digest else None, package.size)
+            yield _candidate(package, source)
+
+
+def _offered(packages: Iterable[DistributionPackage], source: str, schemes: set[str]) -> Iterator[Offer]:
+    """Yield all links. A remote page cannot point into the local file system."""
+    for package in packages:
+        if urlsplit(package.url).scheme in schemes:
+            yanked = (package.yanked_reason or "") if package.is_yanked else None
+            yield Offer(_basename(package.url), _candidate(package, source), yanked)
+
+
+def _candidate(package: DistributionPackage, source: str) -> Candidate:
+    digest = re.match(r"[0-9a-f]{64}(?![0-9a-f])", package.digests.get("sha256", "").lower())
+    return Candidate(package.url, source, digest[0] if digest else None, package.size)
 
 
 def _basename(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,3 +60,42 @@ def _source_file(archive: tarfile.TarFile, member: tarfile.TarInfo) -> SourceFil
     if content is None:
         raise IntegrityError(f"the source archive's {member.name!r} cannot be read")
     return SourceFile(relative, "100755" if member.mode & 0o100 else "100644", content.read())
+
+
+def read_member(path: Path, wanted: str) -> bytes | None:
+    """Return the bytes of one file of the sdist at ``path``, named relative to its folder; None without it.
+
+    IntegrityError for an archive that is damaged.
+    """
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                if member.isfile() and member.name.partition("/")[2] == wanted:
+                    content = archive.extractfile(member)
+                    return None if content is None else content.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise IntegrityError(f"{path.name} is not a readable source archive: {error}") from error
+    return None
+
+
+#: Made by running what lies beside them.
+_LEFT_BEHIND = ("__pycache__", ".git")
+
+
+def read_folder(folder: Path, layout: Layout) -> Iterator[SourceFile]:
+    """Yield the files of an unpacked sdist that upstream's repository has too, sorted by path.
+
+    IntegrityError for something that is neither a plain file nor a symbolic link.
+    """
+    for path in sorted(folder.rglob("*"), key=lambda found: found.relative_to(folder).as_posix()):
+        relative = path.relative_to(folder)
+        name = relative.as_posix()
+        if any(part in _LEFT_BEHIND for part in relative.parts) or matches(name, layout.generated):
+            continue
+        if path.is_symlink():
+            yield SourceFile(name, "120000", os.fsencode(path.readlink()))
+        elif path.is_file():
+            mode = "100755" if path.stat().st_mode & 0o100 else "100644"
+            yield SourceFile(name, mode, path.read_bytes())
+        elif not path.is_dir():
+            raise IntegrityError(f"{path} is neither a plain file nor a symbolic link")

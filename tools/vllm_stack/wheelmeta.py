@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _VERSION_NAMES = frozenset({"__version__", "version"})
+_COMMIT_NAMES = ("__commit_id__", "commit_id")
 _TUPLE_NAMES = frozenset({"__version_tuple__", "version_tuple"})
 #: Who wrote the file, in METADATA's and WHEEL's own words.
 GENERATOR = f"vllm-blackwell-stack ({__version__})"
@@ -120,6 +121,17 @@ def read_version_module(source: bytes) -> ModuleVersion:
         except (ValueError, TypeError) as error:
             raise IntegrityError(f"the version module's {name} is not a literal") from error
     return ModuleVersion(tuple(versions), tuple(tuples))
+
+
+def read_commit(source: bytes) -> str | None:
+    """Return the commit that ``_version.py`` says it was made from (7 to 40 hex digits); None without one."""
+    for name, value in _assignments(source):
+        if name in _COMMIT_NAMES and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            # setuptools-scm writes "g" before it, as `git describe` does.
+            match = re.fullmatch(r"g?([0-9a-f]{7,40})", value.value)
+            if match:
+                return match[1]
+    return None
 
 
 def version_tuple(version: Version) -> tuple[int | str, ...]:
