@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -204,10 +204,16 @@ def refusals(said: Sequence[str]) -> tuple[str, ...]:
     return tuple(line for line in said if line.startswith("error: "))
 
 
-def commit_patch(git: Git, parent: str, tree: str, patch: Patch) -> str:
-    """Commit ``tree`` on top of ``parent`` as what ``patch`` gives; return the commit."""
+def commit_patch(git: Git, parent: str, tree: str, patch: Patch, *, message: str | None = None) -> str:
+    """Commit ``tree`` on top of ``parent`` as what ``patch`` gives; return the commit.
+
+    ``message`` stands in for the patch's own.
+    """
     with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
-        return commit_mail(git, parent, tree, take_apart(git, patch.data, Path(folder)))
+        mail = take_apart(git, patch.data, Path(folder))
+    if message is not None:
+        mail = replace(mail, message=message.encode())
+    return commit_mail(git, parent, tree, mail)
 
 
 def commit_mail(git: Git, parent: str, tree: str, mail: Mail) -> str:

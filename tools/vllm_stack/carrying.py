@@ -17,7 +17,6 @@ from vllm_stack.applying import (
     Outcome,
     apply_strictly,
     moved_hunks,
-    refusals,
     scratch_index,
     structural_faults,
     take_apart,
@@ -97,8 +96,7 @@ def _merged(carried: _Carried, merged: Merge) -> Attempt:
     """Judge the merge of a patch that does not apply strictly."""
     git = carried.git
     if not merged.is_clean:
-        messages = (*merged.messages, *refusals(carried.said))
-        return _conflict(carried, merged.tree, merged.conflicts, messages)
+        return _conflict(carried, merged.tree, merged.conflicts, _reasons(carried, merged))
     if merged.tree == git.tree(carried.new_before):
         return Attempt(Outcome.ABSORBED, None)
     change = carried.change(merged.tree)
@@ -116,7 +114,7 @@ def _compared(carried: _Carried, applied: Attempt, merged: Merge) -> Attempt:
     if merged.is_clean and not same:
         return _disagreement(carried, merged)
     if not merged.is_clean and not _is_only_text(carried, merged.conflicts):
-        return _conflict(carried, merged.tree, merged.conflicts, merged.messages)
+        return _conflict(carried, merged.tree, merged.conflicts, _reasons(carried, merged))
     doubtful = _doubtful(carried, merged=same)
     if not doubtful:
         return applied
@@ -134,10 +132,29 @@ def _disagreement(carried: _Carried, merged: Merge) -> Attempt:
 
 def _is_only_text(carried: _Carried, conflicts: Sequence[Stages]) -> bool:
     """Say whether only lines of files that are in all three versions conflict."""
-    return all(
-        at.path in carried.patch.paths and at.base and at.ours and at.theirs and at.ours.mode == at.base.mode
-        for at in conflicts
-    )
+    return all(at.is_of_lines and at.path in carried.patch.paths for at in conflicts)
+
+
+def _reasons(carried: _Carried, merged: Merge) -> list[str]:
+    """Say in a line for each file why it does not merge."""
+    return [*(f"{at.path}: {_reason(carried, at)}" for at in merged.conflicts), *merged.messages]
+
+
+def _reason(carried: _Carried, at: Stages) -> str:
+    if at.ours is None:
+        return "the new release does not have it any more" if at.base else "it is in no release"
+    if at.theirs is None:
+        return "the patch deletes it, upstream changed it"
+    if at.base is None:
+        return "the patch adds it, and the new release has one with other content"
+    if at.ours.mode != at.base.mode:
+        return "upstream made another kind of file of it"
+    endings = [
+        b"\r\n" in carried.git.run("cat-file", "blob", side.blob).stdout for side in (at.base, at.ours)
+    ]
+    if endings[0] != endings[1]:
+        return f"upstream changed its line endings to {'CRLF' if endings[1] else 'LF'}"
+    return "upstream changed the lines that the patch changes, or their neighbours"
 
 
 def _conflict(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from vllm_stack.git import Git
 
+#: What the stages of a path say already.
+_PLAIN = ("CONFLICT (content)", "CONFLICT (modify/delete)", "CONFLICT (add/add)")
 #: git's word for "nothing there" in a list of blobs.
 ABSENT = "0" * 40
 
@@ -37,6 +39,11 @@ class Stages:
     theirs: Side | None = None
     """Old release, with the patch."""
 
+    @property
+    def is_of_lines(self) -> bool:
+        """Whether the file is in all three versions, so that only lines of it conflict."""
+        return bool(self.base and self.ours and self.theirs)
+
 
 @dataclass(frozen=True)
 class Merge:
@@ -45,6 +52,7 @@ class Merge:
     tree: str
     conflicts: tuple[Stages, ...] = ()
     messages: tuple[str, ...] = field(default=())
+    """What git says of conflicts that are about more than the content of a file."""
 
     @property
     def is_clean(self) -> bool:
@@ -56,11 +64,15 @@ def merge(git: Git, base: str, ours: str, theirs: str) -> Merge:
     """Carry the change from ``base`` to ``theirs`` over to ``ours`` (commits); nothing is committed."""
     # merge-tree finds the base itself, so that the three trees get a history that has just this one.
     root = _bare_commit(git, base)
-    sides = [_bare_commit(git, side, "-p", root) for side in (ours, theirs)]
-    done = git.run("merge-tree", "--write-tree", "--messages", "-z", *sides, check=False)
+    both = [_bare_commit(git, side, "-p", root) for side in (ours, theirs)]
+    done = git.run("merge-tree", "--write-tree", "--messages", "-z", *both, check=False)
     if done.returncode not in (0, 1):
         raise GitError(done)
-    return _parse(done.stdout)
+    # git's messages name the commits by their ids, which mean nothing to anybody.
+    named = done.stdout
+    for commit, name in zip(both, (b"the new release", b"the patch"), strict=True):
+        named = named.replace(commit.encode(), name)
+    return _parse(named)
 
 
 def sides(git: Git, commit: str, paths: Sequence[str]) -> dict[str, Side]:
@@ -114,7 +126,7 @@ def _messages(parts: list[str]) -> tuple[str, ...]:
     while at < len(parts) and parts[at].isdigit():
         at += int(parts[at]) + 2
         text = parts[at].strip()
-        if not text.startswith("Auto-merging "):
+        if text.startswith("CONFLICT ") and not text.startswith(_PLAIN):
             found.append(text)
         at += 1
     return tuple(found)

@@ -34,6 +34,11 @@ class Text:
         lines = data.split(b"\n")
         return cls(tuple(lines[:-1] if lines[-1] == b"" else lines))
 
+    @property
+    def ends_in_crlf(self) -> bool:
+        """Whether its first line ends in CRLF."""
+        return bool(self.lines) and self.lines[0].endswith(b"\r")
+
     def scope(self, line: int, indent: int) -> Scope:
         """Return the scope of text that stands ``indent`` deep before the line ``line`` (from 1)."""
         names: list[str] = []

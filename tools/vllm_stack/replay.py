@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.errors import ConflictError
+from vllm_stack.merging import Stages, sides
+from vllm_stack.resolutions import conflict_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from vllm_stack.applying import AppliedPatch
     from vllm_stack.conflicts import FileConflict
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History
     from vllm_stack.patch import Patch
+    from vllm_stack.resolutions import Resolutions
     from vllm_stack.series import SeriesEntry
     from vllm_stack.stack import Stack
 
@@ -63,6 +66,38 @@ class PatchPlace:
     """What that gave; for a conflict the files that merged, or None."""
 
 
+class Ruling(StrEnum):
+    """What a person decided about a patch that is not good as it is."""
+
+    SKIPPED = "skipped"
+    """It leaves the stack."""
+    ABSORBED = "accepted-absorbed"
+    """It leaves the stack because upstream has it."""
+    CONTRACTS = "accepted-contracts"
+    """It stays although contracts say that it may no longer do what it should."""
+
+
+@dataclass(frozen=True)
+class Rulings:
+    """What was decided before a replay, by the names of the patches; each with its reason."""
+
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    absorbed: Mapping[str, str] = field(default_factory=dict)
+    contracts: Mapping[str, str] = field(default_factory=dict)
+    messages: Mapping[str, str] = field(default_factory=dict)
+    """New commit messages."""
+
+    def on(self, name: str, verdict: Verdict) -> tuple[Ruling, str] | None:
+        """Return the ruling on a patch that got ``verdict``, with its reason."""
+        if name in self.skipped:
+            return Ruling.SKIPPED, self.skipped[name]
+        if verdict is Verdict.ABSORBED and name in self.absorbed:
+            return Ruling.ABSORBED, self.absorbed[name]
+        if verdict is Verdict.CONTRACT_BROKEN and name in self.contracts:
+            return Ruling.CONTRACTS, self.contracts[name]
+        return None
+
+
 @dataclass(frozen=True)
 class ReplayedPatch:
     """What became of one patch on the new release."""
@@ -76,6 +111,16 @@ class ReplayedPatch:
     """Id of the recorded resolution that was used."""
     conflicts: tuple[FileConflict, ...] = ()
     contracts: tuple[ContractFinding, ...] = ()
+    conflict: str | None = None
+    """Id of the conflict, or of the broken contracts, that wait for a person."""
+    ruling: Ruling | None = None
+    reason: str | None = None
+    """Why the ruling was made."""
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether a person has to look at the patch."""
+        return not self.verdict.is_good and self.ruling is None
 
 
 @dataclass(frozen=True)
@@ -88,6 +133,8 @@ class Replay:
     patches: tuple[ReplayedPatch, ...]
     places: tuple[PatchPlace, ...] = field(repr=False)
     """One for each patch, in the same order."""
+    attempts: tuple[Attempt, ...] = field(repr=False)
+    """The same, of what the verdicts rest on."""
 
     @property
     def head(self) -> str:
@@ -98,7 +145,7 @@ class Replay:
     @property
     def troubled(self) -> tuple[ReplayedPatch, ...]:
         """The patches that somebody has to look at."""
-        return tuple(patch for patch in self.patches if not patch.verdict.is_good)
+        return tuple(patch for patch in self.patches if patch.needs_somebody)
 
 
 class Judge(Protocol):
@@ -126,24 +173,38 @@ class Reports:
         return ()
 
 
-def replay(git: Git, stack: Stack, old_base: str, new_base: str, *, history: History | None = None) -> Replay:
+def replay(
+    git: Git,
+    stack: Stack,
+    old_base: str,
+    new_base: str,
+    *,
+    history: History | None = None,
+    resolutions: Resolutions | None = None,
+    rulings: Rulings | None = None,
+) -> Replay:
     """Carry all patches of ``stack`` from its own release to another, in a repository that has both.
 
     ``git`` is a workbench; the bases are commits. After a patch that does not apply the rest is tried on
-    the tree without it. ConflictError when the stack does not even apply to its own release.
+    the tree without it. Conflicts that ``resolutions`` knows are resolved as recorded. ConflictError when
+    the stack does not even apply to its own release.
     """
     own = own_commits(git, stack, old_base)
-    judge = Reports(history)
+    settler = Settler(resolutions, rulings or Rulings(), Reports(history))
     head = new_base
-    patches, places = [], []
+    settled: list[Settled] = []
     for place in places_of(git, stack, own, old_base, new_base):
-        here = replace(place, new_before=head)
-        attempt = carry(git, here.patch, here.old_before, here.old_after, head)
-        done, here = judged(here, attempt, judge)
-        patches.append(done)
-        places.append(here)
-        head = done.commit or head
-    return Replay(git, old_base, new_base, tuple(patches), tuple(places))
+        missing = [one.patch for one in settled if one.done.commit is None]
+        settled.append(settler.settle(replace(place, new_before=head), missing))
+        head = settled[-1].done.commit or head
+    return Replay(
+        git,
+        old_base,
+        new_base,
+        tuple(one.done for one in settled),
+        tuple(one.place for one in settled),
+        tuple(one.attempt for one in settled),
+    )
 
 
 def own_commits(git: Git, stack: Stack, old_base: str) -> tuple[AppliedPatch, ...]:
@@ -171,30 +232,117 @@ def places_of(
     return tuple(places)
 
 
-def judged(place: PatchPlace, attempt: Attempt, judge: Judge) -> tuple[ReplayedPatch, PatchPlace]:
-    """Give the verdict on an attempt, and return it with the place that reports are made from."""
-    git, patch = place.git, place.patch
-    tree = attempt.tree
-    commit = None if tree is None else commit_patch(git, place.new_before, tree, patch)
-    seen = replace(place, new_after=commit)
-    applied = attempt.outcome.applied
-    broken = () if commit is None else judge.contracts(seen)
-    verdict = _verdict(attempt.outcome, broken)
-    return (
-        ReplayedPatch(
-            patch.name,
+@dataclass(frozen=True)
+class Settled:
+    """What became of a patch, and what that rests on."""
+
+    done: ReplayedPatch
+    place: PatchPlace
+    attempt: Attempt
+
+    @property
+    def patch(self) -> Patch:
+        """The patch itself."""
+        return self.place.patch
+
+
+@dataclass(frozen=True)
+class Settler:
+    """Carries one patch and gives the verdict, with recorded resolutions and rulings."""
+
+    resolutions: Resolutions | None
+    rulings: Rulings
+    judge: Judge
+
+    def settle(self, place: PatchPlace, missing: Sequence[Patch] = ()) -> Settled:
+        """Carry the patch to ``place.new_before``; ``missing`` are earlier patches that are not there."""
+        git, patch = place.git, place.patch
+        attempt = carry(git, patch, place.old_before, place.old_after, place.new_before)
+        used: list[str] = []
+        conflict = None
+        if attempt.outcome is Outcome.CONFLICT:
+            conflict = conflict_id("conflict", patch.name, attempt.conflicts)
+            attempt = self._resolved(place, attempt, conflict, used)
+        place = self._committed(place, attempt)
+        broken = self._broken(place)
+        while broken and attempt.outcome.applied:
+            conflict = contract_id(place)
+            amended = self._resolved(place, attempt, conflict, used)
+            if amended is attempt:
+                break
+            attempt, place = amended, self._committed(place, amended)
+            broken = self._broken(place)
+        done = self._verdict(place, attempt, broken, tuple(used))
+        waits = conflict if done.verdict in (Verdict.CONFLICT, Verdict.CONTRACT_BROKEN) else None
+        messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
+        return Settled(replace(done, conflict=waits, messages=messages), place, attempt)
+
+    def _resolved(self, place: PatchPlace, attempt: Attempt, conflict: str, used: list[str]) -> Attempt:
+        """Return what a recorded resolution makes of the attempt, or the attempt itself."""
+        found = self.resolutions.find(place.patch.name, conflict) if self.resolutions else None
+        if found is None or conflict in used or attempt.tree is None:
+            return attempt
+        tree = found.apply(place.git, attempt.tree)
+        if tree is None:
+            message = f"the recorded resolution {conflict[:12]} does not fit and was left alone"
+            return replace(attempt, messages=(*attempt.messages, message))
+        used.append(conflict)
+        if tree == place.git.tree(place.new_before):
+            return Attempt(Outcome.ABSORBED, None)
+        return Attempt(Outcome.THREE_WAY, tree, messages=(f"resolved as recorded: {conflict[:12]}",))
+
+    def _committed(self, place: PatchPlace, attempt: Attempt) -> PatchPlace:
+        if attempt.tree is None:
+            return replace(place, new_after=None)
+        message = self.rulings.messages.get(place.patch.name)
+        commit = commit_patch(place.git, place.new_before, attempt.tree, place.patch, message=message)
+        return replace(place, new_after=commit)
+
+    def _broken(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
+        return () if place.new_after is None else self.judge.contracts(place)
+
+    def _verdict(
+        self, place: PatchPlace, attempt: Attempt, broken: tuple[ContractFinding, ...], used: tuple[str, ...]
+    ) -> ReplayedPatch:
+        name = place.patch.name
+        verdict = verdict_on(attempt.outcome, broken)
+        ruling, reason = self.rulings.on(name, verdict) or (None, None)
+        stays = attempt.outcome.applied and ruling is not Ruling.SKIPPED
+        return ReplayedPatch(
+            name,
             verdict,
             attempt.outcome,
-            commit if applied else None,
-            attempt.messages,
-            conflicts=judge.conflicts(seen) if verdict is Verdict.CONFLICT else (),
+            place.new_after if stays else None,
+            resolution=used[0] if used else None,
+            conflicts=self.judge.conflicts(place) if verdict is Verdict.CONFLICT else (),
             contracts=broken,
-        ),
-        seen,
-    )
+            ruling=ruling,
+            reason=reason,
+        )
 
 
-def _verdict(outcome: Outcome, broken: tuple[ContractFinding, ...]) -> Verdict:
+def contract_id(place: PatchPlace) -> str:
+    """Return the id of broken contracts: of what the patch gave, and of what it was made from."""
+    paths = place.patch.paths
+    commits = (place.old_before, place.new_before, place.old_after)
+    base, ours, theirs = (sides(place.git, commit, paths) for commit in commits)
+    stages = [Stages(path, base.get(path), ours.get(path), theirs.get(path)) for path in paths]
+    given = sides(place.git, place.new_after or place.new_before, paths)
+    more = [f"{path} {given[path].mode}:{given[path].blob}" for path in sorted(given)]
+    return conflict_id("contract", place.patch.name, stages, *more)
+
+
+def _depends(patch: Patch, missing: Sequence[Patch]) -> list[str]:
+    """Name the earlier patches that are not there and touch the same files."""
+    return [
+        f"{', '.join(sorted(shared))}: also changed by {other.name}, which is not there"
+        for other in missing
+        if (shared := set(patch.paths) & set(other.paths))
+    ]
+
+
+def verdict_on(outcome: Outcome, broken: tuple[ContractFinding, ...]) -> Verdict:
+    """Return the verdict that an outcome and broken contracts give together."""
     fixed = {
         Outcome.MALFORMED: Verdict.MALFORMED,
         Outcome.CONFLICT: Verdict.CONFLICT,
