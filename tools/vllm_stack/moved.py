@@ -1,0 +1,161 @@
+"""Where code went between two releases: renamed files, and lines or definitions in another place."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from vllm_stack.git import Git
+    from vllm_stack.linemap import Span
+
+#: Shorter lines (a bracket, ``return x``) stand in too many files to tell where code went.
+_TELLING_LENGTH = 12
+#: Share of a hunk's telling lines that have to be together elsewhere.
+_ENOUGH = 0.6
+#: Lines looked for at once; more only cost time.
+_MOST_LINES = 40
+#: A place may be twice as long as what is looked for, and this many lines longer.
+_SLACK = 3
+_DEFINITION = re.compile(r"^(\s*)(?:async\s+)?(def|class)\s+(\w+)")
+_GREP_LINE = re.compile(rb"^(?P<path>.*?)\0(?P<line>\d+)\0(?P<text>.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A file of the old release that the new one has elsewhere."""
+
+    path: str
+    similarity: int
+    """Per cent, as git counts it."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A place of the new release that looks like where code went."""
+
+    path: str
+    line: int
+    found: int
+    """How many of the looked-for lines are there."""
+    of: int
+    definition: str | None = None
+    """E.g. ``def name``, when the place was found by that."""
+
+
+@lru_cache(maxsize=16)
+def renames(git: Git, old: str, new: str) -> dict[str, Rename]:
+    """Return the files that git takes for renamed between two commits, by their old path."""
+    words = ("-r", "-z", "--name-status", "--find-renames=50%", "-l32767", "--diff-filter=R")
+    fields = git.run("diff-tree", *words, old, new).fields
+    triples = zip(fields[::3], fields[1::3], fields[2::3], strict=True)
+    return {before: Rename(after, int(status[1:])) for status, before, after in triples}
+
+
+@lru_cache(maxsize=16)
+def changed_paths(git: Git, old: str, new: str) -> frozenset[str]:
+    """Return the files of ``new`` that ``old`` does not have as they are."""
+    words = ("-r", "-z", "--name-only", "--no-renames", "--diff-filter=AMT")
+    return frozenset(git.run("diff-tree", *words, old, new).fields)
+
+
+def defines(line: str) -> tuple[str, str] | None:
+    """Return ("def" or "class", name) of a line of Python that begins a definition."""
+    match = _DEFINITION.match(line)
+    return (match[2], match[3]) if match else None
+
+
+def enclosing_definition(lines: Sequence[str], at: int) -> tuple[str, str] | None:
+    """Return ("def" or "class", name) of the innermost definition around line ``at`` (from 0), or None."""
+    within = None
+    for line in reversed(lines[: at + 1]):
+        text = line.rstrip("\r")
+        if not text.strip():
+            continue
+        indent = len(text) - len(text.lstrip())
+        match = _DEFINITION.match(text)
+        if match and (within is None or indent < within):
+            return match[2], match[3]
+        within = indent if within is None else min(within, indent)
+        if within == 0 and not match and not text.startswith((")", "]", "}", "#", "@")):
+            return None
+    return None
+
+
+def find_code(
+    git: Git, bases: tuple[str, str], wanted: Iterable[str], definition: tuple[str, str] | None
+) -> Elsewhere | None:
+    """Look in the files that changed between two releases for code that is not where it was.
+
+    ``wanted`` are its lines: the place found is the one that has most of them together, if it has enough.
+    Failing that it is the only new place of ``definition``, a kind ("def", "class") and a name.
+    """
+    telling = list(dict.fromkeys(line.strip() for line in wanted if len(line.strip()) >= _TELLING_LENGTH))
+    telling = telling[:_MOST_LINES]
+    phrase = " ".join(definition) if definition else None
+    patterns = [*telling, *([phrase] if phrase else [])]
+    if not patterns:
+        return None
+    changed = changed_paths(git, *bases)
+    hits = {path: found for path, found in _grep(git, bases[1], patterns).items() if path in changed}
+    places = [_densest(path, found, telling) for path, found in hits.items()]
+    best = max((place for place in places if place), key=lambda place: place.found, default=None)
+    if best and best.found >= max(2, _ENOUGH * len(telling)):
+        return best
+    return _only_definition(git, bases[0], hits, phrase) if phrase else None
+
+
+def _only_definition(
+    git: Git, old: str, hits: Mapping[str, list[tuple[int, str]]], phrase: str
+) -> Elsewhere | None:
+    """Return the one file that has the definition and did not have it before."""
+    kind, name = phrase.split()
+    places = [
+        Elsewhere(path, line, 1, 1, phrase)
+        for path, found in hits.items()
+        for line, text in found
+        if defines(text) == (kind, name)
+    ]
+    paths = sorted({place.path for place in places})
+    before = _grep(git, old, [phrase], paths) if paths else {}
+    fresh = [place for place in places if place.path not in before]
+    return fresh[0] if len(fresh) == 1 else None
+
+
+def _grep(
+    git: Git, commit: str, texts: list[str], paths: Sequence[str] = ()
+) -> dict[str, list[tuple[int, str]]]:
+    """Return the lines of a commit that contain any of the texts, by path: number from 1 and the line."""
+    words = [word for text in texts for word in ("-e", text)]
+    plain = ("-I", "-n", "-z", "--no-color", "--no-column", "--full-name", "--no-heading", "--no-break")
+    where = [f":(literal,top){path}" for path in paths]
+    done = git.run("grep", *plain, "--fixed-strings", *words, commit, "--", *where, check=False)
+    hits: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for line in done.stdout.split(b"\n"):
+        match = _GREP_LINE.match(line)
+        if match:
+            path = match["path"].decode("utf-8", "surrogateescape").removeprefix(f"{commit}:")
+            hits[path].append((int(match["line"]), match["text"].decode("utf-8", "backslashreplace")))
+    return hits
+
+
+def _densest(path: str, hits: list[tuple[int, str]], telling: list[str]) -> Elsewhere | None:
+    """Return the stretch of a file, twice as long as what is looked for, that has most of it."""
+    wanted = set(telling)
+    exact = [(line, text.strip()) for line, text in hits if text.strip() in wanted]
+    best: Elsewhere | None = None
+    for at, (first, _) in enumerate(exact):
+        inside = {text for line, text in exact[at:] if line < first + 2 * len(telling) + _SLACK}
+        if best is None or len(inside) > best.found:
+            best = Elsewhere(path, first, len(inside), len(telling))
+    return best
+
+
+def overlaps(place: Elsewhere, path: str, span: Span) -> bool:
+    """Say whether a place lies inside ``span`` of the file ``path``."""
+    return place.path == path and span.start <= place.line - 1 < span.stop
