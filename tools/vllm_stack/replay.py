@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
+from vllm_stack.conflicts import explain_conflict
 from vllm_stack.errors import ConflictError
 from vllm_stack.merging import Stages, sides
 from vllm_stack.resolutions import conflict_id
@@ -164,9 +165,9 @@ class Reports:
 
     history: History | None = None
 
-    def conflicts(self, place: PatchPlace) -> tuple[FileConflict, ...]:  # noqa: ARG002
+    def conflicts(self, place: PatchPlace) -> tuple[FileConflict, ...]:
         """Explain the conflict of a patch."""
-        return ()
+        return explain_conflict(place, self.history)
 
     def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:  # noqa: ARG002
         """Return the contracts of a patch that the new release breaks."""
