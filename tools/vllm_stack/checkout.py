@@ -234,6 +234,16 @@ def _read_state(folder: Path) -> CheckoutState | None:
         return None
 
 
+def read_state_bytes(folder: Path) -> bytes:
+    """Return what is written down about the checkout at ``folder``."""
+    return _state_file(folder).read_bytes()
+
+
+def write_state_bytes(folder: Path, data: bytes) -> None:
+    """Put back what :func:`read_state_bytes` returned."""
+    write_atomic(_state_file(folder), data)
+
+
 def _write_state(folder: Path, state: CheckoutState) -> None:
     document = {"schema": _STATE_SCHEMA, **asdict(state)}
     write_atomic(_state_file(folder), (json.dumps(document, indent=2) + "\n").encode())

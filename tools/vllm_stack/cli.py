@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refresh": ("refresh", "Write the commits of a checkout back as patches."),
     "lint": ("lint", "Check the stacks against their rules."),
     "status": ("status", "Show targets, pins, stacks and checkouts."),
+    "rebase-upstream": ("rebase_upstream", "Move a stack to another release of upstream."),
     "fetch": ("fetch", "Download and verify the pinned files."),
     "release": ("release", "Give the current stack its release number."),
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_stack.classify import PathClass, classify
 from vllm_stack.patch import TRAILER, Patch
+from vllm_stack.resolutions import FOLDER as RESOLUTIONS
 from vllm_stack.series import FILE_NAME, SeriesEntry
 from vllm_stack.stack import SERIES_FILE
 
@@ -93,7 +94,7 @@ def _lint_series(stack: Stack) -> Iterator[Finding]:
 
 
 def _lint_folder(stack: Stack) -> Iterator[Finding]:
-    listed = {entry.file for entry in stack.series.patches} | {SERIES_FILE}
+    listed = {entry.file for entry in stack.series.patches} | {SERIES_FILE, RESOLUTIONS}
     for path in sorted(stack.directory.iterdir()):
         if path.name not in listed:
             yield _error("orphan", None, f"{path.name} lies in the folder and is not in the series")

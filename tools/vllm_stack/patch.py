@@ -101,6 +101,11 @@ class Patch:
         payload = self._mail.get_payload(decode=True)
         return (payload if isinstance(payload, bytes) else b"").decode("utf-8", "replace").strip("\r\n")
 
+    @property
+    def full_message(self) -> str:
+        """Commit message with its subject, as git keeps it."""
+        return f"{self.subject}\n\n{self.message}\n" if self.message else f"{self.subject}\n"
+
     @cached_property
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """Trailers of the message's last paragraph, in order; continuation lines are joined."""

@@ -109,7 +109,7 @@ class ReplayedPatch:
     commit: str | None
     messages: tuple[str, ...] = ()
     resolution: str | None = None
-    """Id of the recorded resolution that was used."""
+    """Id of the recorded resolution that was used for its conflict, or for its broken contracts."""
     conflicts: tuple[FileConflict, ...] = ()
     contracts: tuple[ContractFinding, ...] = ()
     conflict: str | None = None
@@ -117,6 +117,8 @@ class ReplayedPatch:
     ruling: Ruling | None = None
     reason: str | None = None
     """Why the ruling was made."""
+    used: tuple[str, ...] = ()
+    """Ids of all recorded resolutions that were used."""
 
     @property
     def needs_somebody(self) -> bool:
@@ -319,6 +321,7 @@ class Settler:
             contracts=broken,
             ruling=ruling,
             reason=reason,
+            used=used,
         )
 
 

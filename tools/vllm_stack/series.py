@@ -56,6 +56,15 @@ class Release(Strict):
     stack_id: Sha256
 
 
+class Dropped(Strict):
+    """A patch that left the stack when it moved to another release."""
+
+    file: str
+    release: str = Field(description="the release that the stack moved to")
+    why: Literal["absorbed", "skipped"]
+    reason: str
+
+
 class Series(Strict):
     """The whole file."""
 
@@ -63,6 +72,7 @@ class Series(Strict):
     topics: tuple[Topic, ...] = ()
     patches: tuple[SeriesEntry, ...] = ()
     releases: tuple[Release, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Series:
@@ -128,10 +138,20 @@ def _separate_tables(text: str) -> str:
 
 def with_release(text: str, release: Release) -> str:
     """Return the series file with one release more."""
-    table = tomlkit.table()
-    table.update(release.model_dump())
+    return _with_tables(text, "releases", [release])
+
+
+def with_dropped(text: str, dropped: Iterable[Dropped]) -> str:
+    """Return the series file with patches more that left the stack."""
+    return _with_tables(text, "dropped", dropped)
+
+
+def _with_tables(text: str, key: str, items: Iterable[Strict]) -> str:
     document = tomlkit.parse(text)
-    if "releases" not in document:
-        document["releases"] = tomlkit.aot()
-    document["releases"].append(table)
+    for item in items:
+        table = tomlkit.table()
+        table.update(item.model_dump())
+        if key not in document:
+            document[key] = tomlkit.aot()
+        document[key].append(table)
     return _separate_tables(tomlkit.dumps(document))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_stack.errors import UsageError
+from vllm_stack.errors import UsageError, WorkInProgressError
 from vllm_stack.patch import Patch
 from vllm_stack.pins import Pin, load_pin
 from vllm_stack.series import Release, Series, parse_series
@@ -48,8 +49,14 @@ class Stack:
     patches: tuple[Patch, ...]
 
     @classmethod
-    def load(cls, workspace: Workspace, target: str) -> Stack:
-        """Read a target's pin, series and patches. UsageError when one is absent or not valid."""
+    def load(cls, workspace: Workspace, target: str, *, within_rebase: bool = False) -> Stack:
+        """Read a target's pin, series and patches. UsageError when one is absent or not valid.
+
+        WorkInProgressError while a rebase that was interrupted has replaced some of them and not the others;
+        ``within_rebase`` is for that rebase itself, which has replaced all.
+        """
+        if not within_rebase:
+            _require_whole(workspace, target)
         directory = workspace.stack_directory(target)
         path = directory / SERIES_FILE
         series = parse_series(read_toml_text(path), source=str(path))
@@ -65,6 +72,21 @@ class Stack:
     def releases(self) -> tuple[Release, ...]:
         """The stacks of this target that were given a number."""
         return self.series.releases
+
+
+def _require_whole(workspace: Workspace, target: str) -> None:
+    """Refuse a stack whose files are of two releases, because a rebase was interrupted among them."""
+    try:
+        phase = json.loads((workspace.rebase(target) / "state.json").read_bytes())["phase"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        return  # rebase-upstream itself reports this; an open rebase has changed no file of the stack
+    if phase != "open":
+        raise WorkInProgressError(
+            f"a rebase of {target} was interrupted while it changed the stack",
+            hint="`rebase-upstream --continue` finishes it, `--abort` takes it back",
+        )
 
 
 def _read_patch(directory: Path, name: str) -> Patch:

@@ -66,6 +66,10 @@ class Workspace:
         """Return the folder that holds the target's series and patches."""
         return self.root / "patch-stack" / target
 
+    def rebase(self, target: str) -> Path:
+        """Return the folder of the target's open rebase."""
+        return self.root / ".vllm-stack" / f"rebase-{target}"
+
     @property
     def downloads(self) -> Path:
         """The folder of verified downloads."""
