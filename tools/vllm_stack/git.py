@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 from vllm_stack.errors import StackError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: Passed with ``-c``, so that they win over a repository's own configuration as well.
 SETTINGS: dict[str, str] = {
@@ -269,9 +271,40 @@ class Git:
             position = end + 1 + int(size) + 1
         return found
 
+    @contextmanager
+    def reading_blobs(self) -> Iterator[Callable[[str], bytes]]:
+        """Yield a function that reads one blob by its id; all of them are read by one git process.
+
+        The function raises StackError for an id that is no blob of this repository.
+        """
+        process = subprocess.Popen(
+            [git_program(), *_arguments(), "cat-file", "--batch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environment(None),
+            cwd=self.work_tree or self.git_dir,
+        )
+        try:
+            yield functools.partial(_read_blob, process)
+        finally:
+            process.communicate()
+
     def status(self) -> list[str]:
         """Return the uncommitted changes of the checkout, one line each."""
         return self.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").fields
+
+
+def _read_blob(process: subprocess.Popen[bytes], blob: str) -> bytes:
+    assert process.stdin is not None  # noqa: S101 - opened as pipes
+    assert process.stdout is not None  # noqa: S101
+    process.stdin.write(f"{blob}\n".encode())
+    process.stdin.flush()
+    header = process.stdout.readline().split()
+    if len(header) != 3 or header[1] != b"blob":  # noqa: PLR2004 - id, type, size
+        raise StackError(f"{blob} is not a blob of the repository")
+    data = process.stdout.read(int(header[2]) + 1)
+    return data[:-1]
 
 
 def require_git() -> tuple[int, ...]:

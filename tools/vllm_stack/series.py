@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tomlkit
 from pydantic import Field, field_validator, model_validator
 
+from vllm_stack.contracts.kinds import Contract
 from vllm_stack.tomlfile import Sha256, Strict, parse_toml
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class SeriesEntry(Strict):
     file: str
     topic: Slug
     test: str = Field(pattern=r"^[^\n]*\S[^\n]*$", description="tests the patch, run in the tree after it")
+    contracts: tuple[Contract, ...] = Field(
+        default=(), description="what the patch relies on, beyond what is derived from its code"
+    )
 
     @property
     def number(self) -> int | None:

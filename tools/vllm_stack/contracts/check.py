@@ -1,0 +1,334 @@
+"""Checking what a patch relies on: what it finds on its own release must be there on the new one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from vllm_stack.contracts.change import Releases
+from vllm_stack.contracts.infer import Inference
+from vllm_stack.contracts.observation import Observation, Site, Status, breaks
+from vllm_stack.contracts.observing import Observer
+from vllm_stack.contracts.resolve import Cause, Resolver
+from vllm_stack.contracts.summary import parse
+from vllm_stack.contracts.tree import SourceTree, list_blobs, module_name
+from vllm_stack.contracts.usage import Walker
+from vllm_stack.contracts.written import Written, check_written
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterator, Mapping
+
+    from vllm_stack.contracts.kinds import Contract
+    from vllm_stack.git import Git
+    from vllm_stack.gitsource import History, UpstreamCommit
+    from vllm_stack.patch import Patch
+    from vllm_stack.replay import PatchPlace
+
+Origin = Literal["derived", "series"]
+#: Where written contracts stand.
+SERIES = "series.toml"
+#: Places of a definition that a message names at most.
+_PLACES = 3
+
+
+@dataclass(frozen=True)
+class ContractFinding:
+    """A contract that the new release breaks."""
+
+    contract: str
+    """What the patch relies on, in a fixed form."""
+    origin: Origin
+    path: str
+    """File of the patch that relies on it; the series file for a written contract."""
+    line: int | None
+    """Line in the file as the patch leaves it on its own release."""
+    expected: str
+    found: str
+    why: str | None = None
+    consequences: tuple[str, ...] = ()
+    """Further contracts that hang on this one and could not be looked at."""
+    definition: str | None = None
+    """Where the old release defines it, as path:line."""
+    upstream_change: tuple[str, ...] = ()
+    """Lines of the unified diff between the releases at the definition."""
+    commits: tuple[UpstreamCommit, ...] = ()
+    """Upstream's commits that touched the definition, where a history is at hand."""
+
+
+@dataclass(frozen=True)
+class ListedContract:
+    """A contract that holds on the patch's own release."""
+
+    contract: str
+    origin: Origin
+    path: str
+    line: int | None
+    expected: str
+    why: str | None = None
+
+
+def check_contracts(place: PatchPlace, history: History | None = None) -> tuple[ContractFinding, ...]:
+    """Return the contracts of a patch that the new release breaks.
+
+    What the patch relies on is derived from its code on its own release, and looked up again in the tree
+    that the patch gave on the new one. Where the patch did not apply, its new files are put on the tree
+    before it. What cannot be told without running code is no contract.
+    """
+    with _Comparison.open(place) as comparison:
+        findings = [*comparison.derived(), *comparison.written()]
+        return tuple(comparison.explained(findings, history))
+
+
+def list_contracts(place: PatchPlace) -> tuple[ListedContract, ...]:
+    """Return everything that a patch relies on, as it stands on the patch's own release."""
+    with _Comparison.open(place) as comparison:
+        return comparison.listed()
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """A tree before and after the patch."""
+
+    before: SourceTree
+    after: SourceTree
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """A finding on its way, with what explaining it needs."""
+
+    finding: ContractFinding
+    old_site: Site | None = None
+    new_site: Site | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What to look for elsewhere, each with the file that defined it."""
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One patch on two releases."""
+
+    git: Git
+    patch: Patch
+    contracts: tuple[Contract, ...]
+    added: Mapping[str, Collection[int]]
+    releases: Releases
+    old: _Sides
+    new: _Sides
+    #: The old release with what of the patch is also in ``new.after``.
+    partial: SourceTree
+    files: Mapping[str, bytes] = field(repr=False)
+
+    @classmethod
+    @contextmanager
+    def open(cls, place: PatchPlace) -> Iterator[_Comparison]:
+        """Read both releases; nothing is parsed yet."""
+        git, patch = place.git, place.patch
+        base = list_blobs(git, place.old_base)
+        before, after = (
+            list_blobs(git, commit, place.old_base) for commit in (place.old_before, place.old_after)
+        )
+        new_base = list_blobs(git, place.new_base)
+        new_before = list_blobs(git, place.new_before, place.new_base)
+        new_after = (
+            new_before if place.new_after is None else list_blobs(git, place.new_after, place.new_base)
+        )
+        created = {path: after[path] for path in patch.paths if path in after and path not in before}
+        in_new = {path: blob for path, blob in created.items() if new_after.get(path) == new_before.get(path)}
+        kept = {path: after[path] for path in patch.paths if path in after and path in created}
+        kept |= {
+            path: after[path]
+            for path in patch.paths
+            if path in after and new_after.get(path) != new_before.get(path)
+        }
+        with git.reading_blobs() as read:
+            yield cls(
+                git,
+                patch,
+                place.entry.contracts,
+                added_lines(patch),
+                Releases(git, place.new_base, base, new_base),
+                _Sides(SourceTree(before, read), SourceTree(after, read)),
+                _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
+                SourceTree(before, read, kept),
+                {path: read(after[path]) for path in patch.paths if path.endswith(".py") and path in after},
+            )
+
+    # -- derived ---------------------------------------------------------------------------------------
+
+    def _observe(self, tree: SourceTree) -> dict[Hashable, tuple[str, Observation]]:
+        observer = Observer(Inference(Resolver(tree)))
+        found: dict[Hashable, tuple[str, Observation]] = {}
+        for path, data in self.files.items():
+            own = self.old.after.module(module_name(path) or "")
+            node = parse(data)
+            if own is None or node is None or own.path != path:
+                continue
+            walker = Walker(own, self.added.get(path, ()), observer)
+            walker.visit(node)
+            for key, observation in walker.observations.items():
+                found.setdefault(key, (path, observation))
+        return found
+
+    def _is_own(self, site: Site | None) -> bool:
+        return site is not None and site.line in self.added.get(site.path, ())
+
+    def _relied_on(self) -> dict[Hashable, tuple[str, Observation]]:
+        """Return what holds on the old release and is not the patch's own."""
+        observed = self._observe(self.old.after)
+        relied = {
+            key: found
+            for key, found in observed.items()
+            if found[1].status is Status.HOLDS and found[1].contract and not self._is_own(found[1].site)
+        }
+        if not self._is_partial:
+            return relied
+        there = self._observe(self.partial)
+        return {
+            key: found
+            for key, found in relied.items()
+            if key in there and there[key][1].status is Status.HOLDS and not breaks(found[1], there[key][1])
+        }
+
+    @property
+    def _is_partial(self) -> bool:
+        after = self.old.after
+        return any(self.partial.blob(path) != after.blob(path) for path in self.patch.paths)
+
+    def derived(self) -> list[_Broken]:
+        """Compare everything that the patch's code relies on."""
+        relied = self._relied_on()
+        seen = self._observe(self.new.after)
+        broken: dict[str, _Broken] = {}
+        hanging: dict[Cause, list[tuple[str, Observation]]] = {}
+        for key, (path, old) in relied.items():
+            new = seen.get(key, (path, Observation(key, Status.UNKNOWN, old.line)))[1]
+            found = breaks(old, new)
+            if found is not None:
+                broken.setdefault(old.contract, _derived(path, old, new, found))
+            elif new.status is Status.BLOCKED and new.cause is not None:
+                hanging.setdefault(new.cause, []).append((path, old))
+        return self._with_consequences(broken, hanging)
+
+    def _with_consequences(
+        self, broken: dict[str, _Broken], hanging: dict[Cause, list[tuple[str, Observation]]]
+    ) -> list[_Broken]:
+        for cause, observations in hanging.items():
+            contract = _contract_of(cause)
+            if contract not in broken:
+                broken[contract] = self._from_cause(cause, *observations[0])
+            one = broken[contract]
+            texts = dict.fromkeys(observation.contract for _, observation in observations)
+            finding = replace(one.finding, consequences=(*one.finding.consequences, *texts))
+            names = {key: where for _, observation in observations for key, where in _named(observation)}
+            broken[contract] = replace(one, finding=finding, names={**one.names, **names})
+        return list(broken.values())
+
+    def _from_cause(self, cause: Cause, path: str, observation: Observation) -> _Broken:
+        """Make a finding of something that is absent and that the patch does not name itself."""
+        where = self.new.after.path_of(cause.module) or cause.module
+        found = "there is no such module" if cause.name is None else f"there is no {cause.name} in {where}"
+        expected = "the module" if cause.name is None else f"{cause.name} in {cause.module}"
+        finding = ContractFinding(_contract_of(cause), "derived", path, observation.line, expected, found)
+        home = self.old.after.path_of(cause.module)
+        return _Broken(finding, names={cause.name: home} if cause.name and home else {})
+
+    # -- written ---------------------------------------------------------------------------------------
+
+    def written(self) -> list[_Broken]:
+        """Compare the contracts of the series file."""
+        broken = []
+        for contract in self.contracts:
+            old, new = self._written_in(contract)
+            if old.found is None and new.found is not None:
+                finding = ContractFinding(
+                    new.contract, "series", SERIES, None, new.expected, new.found, contract.why
+                )
+                names = {new.name.rpartition(".")[2]: old.site.path} if new.name and old.site else {}
+                broken.append(_Broken(finding, old.site, new.site, names))
+        return broken
+
+    def _written_in(self, contract: Contract) -> tuple[Written, Written]:
+        before = contract.when == "before"
+        old = self.old.before if before else (self.partial if self._is_partial else self.old.after)
+        new = self.new.before if before else self.new.after
+        return check_written(contract, Resolver(old)), check_written(contract, Resolver(new))
+
+    # -- results ---------------------------------------------------------------------------------------
+
+    def explained(self, broken: list[_Broken], history: History | None) -> Iterator[ContractFinding]:
+        """Add to each finding where the thing went and what upstream did to it."""
+        for one in broken:
+            found = one.finding.found + "".join(self._whereabouts(one))
+            yield self._with_change(replace(one.finding, found=found), one, history)
+
+    def _whereabouts(self, one: _Broken) -> Iterator[str]:
+        """Say where the names are now that are gone from where they were."""
+        for name, path in one.names.items():
+            places = self.releases.places(name, path.partition("/")[0])
+            if places:
+                verb = "is still" if any(place.rpartition(":")[0] == path for place in places) else "is now"
+                more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
+                yield f"; {name} {verb} in {', '.join(places[:_PLACES])}{more}"
+
+    def _with_change(
+        self, finding: ContractFinding, one: _Broken, history: History | None
+    ) -> ContractFinding:
+        site = one.old_site
+        old = None if site is None else self.releases.on_old(site, self.old.after.blob(site.path))
+        change = () if old is None else self.releases.change(old)
+        if not change and one.new_site is not None:
+            change = self.releases.change(one.new_site, new=True)
+        commits: tuple[UpstreamCommit, ...] = ()
+        if history is not None and old is not None:
+            commits = history.touching(old.path, range(old.line, old.end_line + 1))
+        where = None if site is None else f"{site.path}:{site.line}"
+        return replace(finding, definition=where, upstream_change=change, commits=commits)
+
+    def listed(self) -> tuple[ListedContract, ...]:
+        """Return all contracts that hold on the old release, each once."""
+        listed: dict[str, ListedContract] = {}
+        for path, old in self._relied_on().values():
+            listed.setdefault(
+                old.contract, ListedContract(old.contract, "derived", path, old.line, old.expected)
+            )
+        for contract in self.contracts:
+            written = self._written_in(contract)[0]
+            if written.found is None:
+                listed[written.contract] = ListedContract(
+                    written.contract, "series", SERIES, None, written.expected, contract.why
+                )
+        return tuple(listed.values())
+
+
+def _derived(path: str, old: Observation, new: Observation, found: str) -> _Broken:
+    finding = ContractFinding(old.contract, "derived", path, old.line, old.expected, found)
+    gone = new.status is Status.ABSENT
+    about = next((word for text in sorted(new.problems - old.problems) for word in text.split()[:1]), "")
+    old_site, new_site = old.sites.get(about, old.site), new.sites.get(about, new.site)
+    return _Broken(finding, old_site, new_site, dict(_named(old)) if gone else {})
+
+
+def _named(old: Observation) -> list[tuple[str, str]]:
+    """Return the name that an observation is about, with the file that defines it."""
+    return [(old.name, old.home.path)] if old.name and old.home else []
+
+
+def _contract_of(cause: Cause) -> str:
+    return f"module {cause.module} exists" if cause.name is None else f"{cause.module} defines {cause.name}"
+
+
+def added_lines(patch: Patch) -> dict[str, frozenset[int]]:
+    """Return for each file of a patch the numbers of the lines that it adds, in the file after it."""
+    added: dict[str, frozenset[int]] = {}
+    for file in patch.files:
+        lines: set[int] = set()
+        for hunk in file.hunks:
+            number = hunk.new_start
+            for line in hunk.lines:
+                if line[:1] == b"+":
+                    lines.add(number)
+                number += line[:1] in (b"+", b" ")
+        added[file.path] = frozenset(lines)
+    return added
