@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.conflicts import explain_conflict
+from vllm_stack.contracts import check_contracts
 from vllm_stack.errors import ConflictError
 from vllm_stack.merging import Stages, sides
 from vllm_stack.resolutions import conflict_id
@@ -171,9 +172,9 @@ class Reports:
         """Explain the conflict of a patch."""
         return explain_conflict(place, self.history)
 
-    def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:  # noqa: ARG002
+    def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
         """Return the contracts of a patch that the new release breaks."""
-        return ()
+        return check_contracts(place, self.history)
 
 
 def replay(
