@@ -47,6 +47,11 @@ class IndexServer:
     #: What pages say of a file's hash; the truth where a file is not named, nothing where it is None.
     advertised: dict[str, str | None] = field(default_factory=dict)
     style: Literal["html", "json"] = "html"
+    #: Why files are yanked, by name.
+    yanked: dict[str, str] = field(default_factory=dict)
+    #: Whether a JSON page says how large files are, and whether a request for headers alone is answered.
+    sizes: bool = False
+    heads: bool = True
     #: Prefix of the links on pages.
     links: str = "../../files/"
     #: Answers to the next requests for pages (statuses) and files; afterwards all is well.
@@ -73,16 +78,25 @@ class IndexServer:
         }
         if self.style == "json":
             files = [
-                {"filename": name, "url": self.links + name, "hashes": {"sha256": digest} if digest else {}}
+                {
+                    "filename": name,
+                    "url": self.links + name,
+                    "hashes": {"sha256": digest} if digest else {},
+                    "yanked": self.yanked.get(name, False),
+                    **({"size": len(self.files[name])} if self.sizes else {}),
+                }
                 for name, digest in digests.items()
             ]
             page = {"meta": {"api-version": "1.0"}, "name": "demo", "files": files}
             return JSON_TYPE, json.dumps(page).encode()
         anchors = [
-            f'<a href="{self.links}{name}{f"#sha256={digest}" if digest else ""}">{name}</a>'
-            for name, digest in digests.items()
+            f'<a href="{self.links}{name}{f"#sha256={digest}" if digest else ""}"{yanked}>{name}</a>'
+            for (name, digest), yanked in zip(digests.items(), map(self._yank, digests), strict=True)
         ]
         return "text/html", f"<!DOCTYPE html><html><body>{''.join(anchors)}</body></html>".encode()
+
+    def _yank(self, name: str) -> str:
+        return f' data-yanked="{self.yanked[name]}"' if name in self.yanked else ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,6 +117,17 @@ class _Handler(BaseHTTPRequestHandler):
             )
         else:
             self.send_error(404)
+
+    def do_HEAD(self) -> None:
+        path = urlsplit(self.path).path
+        self.state.requests.append((path, {key.lower(): value for key, value in self.headers.items()}))
+        data = self.state.files.get(path.removeprefix("/files/"))
+        if not self.state.heads or data is None:
+            self.send_error(405 if data is not None else 404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
 
     def _page(self) -> None:
         status = self.state.page_statuses.pop(0) if self.state.page_statuses else 200

@@ -105,7 +105,6 @@ def _joined(node: ast.AST) -> list[str]:
             return [text.removeprefix("./")]
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=str() as text)):
             return [*_joined(left), text]
-        case ast.Call(func=ast.Attribute(attr="join" | "joinpath"), args=arguments):
-            texts = [_joined(argument) for argument in arguments]
-            return [text for part in texts for text in part]
+        case ast.Call(func=ast.Attribute(value=start, attr="join" | "joinpath"), args=arguments):
+            return [text for part in (start, *arguments) for text in _joined(part)]
     return []

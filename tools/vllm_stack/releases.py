@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_stack.base import Base, Origin, import_files
 from vllm_stack.errors import NetworkError, UsageError
+from vllm_stack.gitsource import UpstreamRepository, compare_trees
 from vllm_stack.hashing import sha256_bytes, sha256_file
 from vllm_stack.layoutcheck import check_layout
 from vllm_stack.lookup import KnownRelease, Lookup, checked_release, require_release
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm_stack.git import Git
+    from vllm_stack.gitsource import History, TreeDifference
     from vllm_stack.index import PackageIndex
     from vllm_stack.workspace import Workspace
 
@@ -107,16 +109,19 @@ class _Finder:
     def lookup(self) -> Lookup:
         return Lookup(self.workspace, self.pin, self.offline, self.given_index)
 
+    @cached_property
+    def repository(self) -> UpstreamRepository:
+        return UpstreamRepository.of(self.workspace, self.pin, offline=self.offline)
+
     def find(self, wanted: str, source: Source) -> Candidate:
-        path = Path(wanted).expanduser()
-        if wanted == "latest":
-            return self._release(self.lookup.latest())
         if _looks_like_path(wanted):
-            return self._local(path, source)
-        version = _public_version(wanted)
+            return self._local(Path(wanted).expanduser(), source)
+        version = self.lookup.latest() if wanted == "latest" else _public_version(wanted)
+        if version is None and source != "sdist":
+            return self._revision(wanted)
         if version is None:
-            raise UsageError(f"{wanted} is no version, `latest`, nor the path of an sdist")
-        return self._release(version)
+            raise UsageError(f"{wanted} is no version: a git revision needs --source git")
+        return self._tag(version) if source == "git" else self._release(version)
 
     def _release(self, version: Version) -> Candidate:
         if str(version) == self.pin.release:
@@ -132,15 +137,48 @@ class _Finder:
         )
 
     def _candidate(
-        self, release: str, known: KnownRelease, source: Origins, import_base: Callable[[Pin], Base]
+        self,
+        release: str,
+        known: KnownRelease,
+        source: Origins,
+        import_base: Callable[[Pin], Base],
+        *,
+        tag: str | None = None,
     ) -> Candidate:
-        tag = tag_of(self.pin, release)
-        facts = Facts(release, tag, known.commit, known.sdist, known.wheels, known.lacks)
-        pin, text = candidate_pin(self.pin, self.text, facts)
+        pin, text = self._facts(release, tag or tag_of(self.pin, release), known)
         base = import_base(pin)
         present = base_of(self.workspace, self.pin, offline=self.offline)
         notes = (*known.notes, *check_layout(pin.layout, present, base))
         return Candidate(release, pin, text, base, source, notes, known.lacks)
+
+    def _facts(self, release: str, tag: str, known: KnownRelease) -> tuple[Pin, str]:
+        facts = Facts(release, tag, known.commit, known.sdist, known.wheels, known.lacks)
+        return candidate_pin(self.pin, self.text, facts)
+
+    # -- upstream's repository
+
+    def _tag(self, version: Version) -> Candidate:
+        """Return the candidate of a release whose base is made of its tag, and compared with its sdist."""
+        release, tag = str(version), tag_of(self.pin, str(version))
+        present = KnownRelease(sdist=self.pin.sdist, wheels=self.pin.wheels, commit=self.pin.commit)
+        known = present if release == self.pin.release else self.lookup.release(version)
+        commit = self.repository.commit(tag, expected=known.commit)
+        base = self.repository.base(release, commit, self.pin.layout.generated)
+        known = known.model_copy(update={"commit": known.commit or commit})
+        sdist = base_of(self.workspace, self._facts(release, tag, known)[0], offline=self.offline)
+        known = _compared(known, compare_trees(base, sdist), tag)
+        return self._candidate(release, known, "git", lambda _: base)
+
+    def _revision(self, revision: str) -> Candidate:
+        """Return the candidate of a commit that is no release."""
+        commit = self.repository.commit(revision)
+        release = self.repository.describe(commit, tag_of(self.pin, "*"))
+        base = self.repository.base(release, commit, self.pin.layout.generated)
+        # Never fetched: only the id tells it from other candidates.
+        file = PinnedFile(filename="commit.tar.gz", sha256=sha256_bytes(commit.encode()), size=1)
+        lacks = (f"{revision} of upstream's repository is no release: there are no files to pin",)
+        known = KnownRelease(sdist=file, commit=commit, lacks=lacks)
+        return self._candidate(release, known, "git", lambda _: base, tag=revision)
 
     # -- archives and folders
 
@@ -155,9 +193,15 @@ class _Finder:
 
     def _archive(self, path: Path) -> Candidate:
         release = require_release(path, self.pin, None)
-        file = PinnedFile(filename=_sdist_name(path), sha256=sha256_file(path), size=path.stat().st_size)
+        file = PinnedFile(
+            filename=self._sdist_name(release), sha256=sha256_file(path), size=path.stat().st_size
+        )
         known = self._pinnable(release, file)
         return self._candidate(release, known, "folder", lambda pin: Base.ensure(self.workspace, pin, path))
+
+    def _sdist_name(self, release: str) -> str:
+        """Return what an index calls the sdist of a release; a copy may have any name."""
+        return self.pin.sdist.filename.replace(self.pin.release, release)
 
     def _pinnable(self, release: str, file: PinnedFile) -> KnownRelease:
         """Return what the index has of the release, if its sdist is the very ``file``."""
@@ -199,6 +243,38 @@ class _Finder:
         return sha256_bytes("".join(lines).encode("utf-8", "surrogateescape"))
 
 
+def history_to(
+    workspace: Workspace, present: Pin, candidate: Candidate, *, offline: bool = False
+) -> History | None:
+    """Return upstream's commits between the present pin and a candidate; None unless its source is git."""
+    if candidate.source != "git":
+        return None
+    repository = UpstreamRepository.of(workspace, present, offline=offline)
+    old = repository.commit(present.tag, expected=present.commit)
+    return repository.history(old, repository.commit(candidate.pin.tag, expected=candidate.pin.commit))
+
+
+#: How many paths a note names.
+_NAMED = 5
+
+
+def _compared(known: KnownRelease, difference: TreeDifference, tag: str) -> KnownRelease:
+    """Return ``known`` with what its tag and its sdist do not agree on."""
+    notes, lacks = list(known.notes), list(known.lacks)
+    if difference.differing:
+        lacks.append(f"files of the tag {tag} are not those of the sdist: {_some(difference.differing)}")
+    if difference.only_git:
+        notes.append(f"not in the sdist, so that no patch may touch it: {_some(difference.only_git)}")
+    if difference.only_sdist:
+        notes.append(f"layout.generated: not in the tag {tag}: {_some(difference.only_sdist)}")
+    return known.model_copy(update={"notes": tuple(notes), "lacks": tuple(lacks)})
+
+
+def _some(paths: tuple[str, ...]) -> str:
+    more = len(paths) - _NAMED
+    return ", ".join(paths[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _looks_like_path(wanted: str) -> bool:
     return os.sep in wanted or wanted in (".", "..") or wanted.endswith((".tar.gz", ".tgz", ".zip"))
 
@@ -212,9 +288,3 @@ def _public_version(wanted: str) -> Version | None:
     if version.local:
         raise UsageError(f"{wanted} is a local version: an index has none", hint=f"name {version.public}")
     return version
-
-
-def _sdist_name(path: Path) -> str:
-    if not path.name.endswith(".tar.gz"):
-        raise UsageError(f"{path} is not a .tar.gz, the form of a source distribution")
-    return path.name
