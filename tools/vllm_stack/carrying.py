@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_stack.absorbing import without_absorbed
 from vllm_stack.applying import (
     Outcome,
     apply_strictly,
@@ -76,12 +77,24 @@ def carry(git: Git, patch: Patch, old_before: str, old_after: str, new_before: s
     outcome, said, tree = _apply(git, patch, new_before)
     carried = _Carried(git, patch, old_before, old_after, new_before, said)
     before = sides(git, old_before, patch.paths)
-    if tree is not None and before == sides(git, new_before, patch.paths):
+    same = before == sides(git, new_before, patch.paths)
+    if tree is not None and same and not _has_lost_folders(carried):
         return Attempt(outcome, tree)
     merged = merge(git, old_before, new_before, old_after)
     if tree is None:
         return _merged(carried, merged)
     return _compared(carried, Attempt(outcome, tree, messages=moved_hunks(said)), merged)
+
+
+def _has_lost_folders(carried: _Carried) -> bool:
+    """Say whether the patch adds a file to a folder that the new release does not have any more."""
+    added = (file.path for file in carried.patch.files if file.status == "A")
+    folders = {path.rpartition("/")[0] for path in added} - {""}
+    return any(
+        carried.git.exists(f"{carried.old_before}:{folder}")
+        and not carried.git.exists(f"{carried.new_before}:{folder}")
+        for folder in folders
+    )
 
 
 def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...], str | None]:
@@ -95,16 +108,19 @@ def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...
 def _merged(carried: _Carried, merged: Merge) -> Attempt:
     """Judge the merge of a patch that does not apply strictly."""
     git = carried.git
+    notes: tuple[str, ...] = ()
+    if not merged.is_clean and not merged.messages:
+        merged, notes = without_absorbed(git, merged)
     if not merged.is_clean:
-        return _conflict(carried, merged.tree, merged.conflicts, _reasons(carried, merged))
+        return _conflict(carried, merged.tree, merged.conflicts, (*_reasons(carried, merged), *notes))
     if merged.tree == git.tree(carried.new_before):
-        return Attempt(Outcome.ABSORBED, None)
+        return Attempt(Outcome.ABSORBED, None, messages=notes)
     change = carried.change(merged.tree)
-    astray = _astray(carried, change)
+    astray = _astray(carried, change) or _defined_twice(carried)
     if astray:
         stages = _stages(carried, [path for path, _ in astray])
         return _conflict(carried, merged.tree, stages, [message for _, message in astray])
-    messages = (*_renames(carried, change), *_partly_absorbed(carried, change))
+    messages = (*notes, *_renames(carried, change), *_partly_absorbed(carried, change))
     return Attempt(Outcome.THREE_WAY, merged.tree, messages=messages)
 
 
@@ -115,7 +131,7 @@ def _compared(carried: _Carried, applied: Attempt, merged: Merge) -> Attempt:
         return _disagreement(carried, merged)
     if not merged.is_clean and not _is_only_text(carried, merged.conflicts):
         return _conflict(carried, merged.tree, merged.conflicts, _reasons(carried, merged))
-    doubtful = _doubtful(carried, merged=same)
+    doubtful = _doubtful(carried, merged=same) or _defined_twice(carried)
     if not doubtful:
         return applied
     stages = merged.conflicts or _stages(carried, [path for path, _ in doubtful])
@@ -141,19 +157,23 @@ def _reasons(carried: _Carried, merged: Merge) -> list[str]:
 
 
 def _reason(carried: _Carried, at: Stages) -> str:
+    if at.ours is None and at.base is None:
+        return "the patch adds a file to a folder that upstream renamed"
     if at.ours is None:
-        return "the new release does not have it any more" if at.base else "it is in no release"
+        return "the new release does not have it any more"
     if at.theirs is None:
         return "the patch deletes it, upstream changed it"
     if at.base is None:
         return "the patch adds it, and the new release has one with other content"
-    if at.ours.mode != at.base.mode:
+    return _reason_of_lines(carried, at.base, at.ours)
+
+
+def _reason_of_lines(carried: _Carried, old: Side, new: Side) -> str:
+    if old.mode != new.mode:
         return "upstream made another kind of file of it"
-    endings = [
-        b"\r\n" in carried.git.run("cat-file", "blob", side.blob).stdout for side in (at.base, at.ours)
-    ]
-    if endings[0] != endings[1]:
-        return f"upstream changed its line endings to {'CRLF' if endings[1] else 'LF'}"
+    before, after = carried.text(old).ends_in_crlf, carried.text(new).ends_in_crlf
+    if before != after:
+        return f"upstream changed its line endings to {'CRLF' if after else 'LF'}"
     return "upstream changed the lines that the patch changes, or their neighbours"
 
 
@@ -208,6 +228,22 @@ def _astray(carried: _Carried, change: Sequence[FileDiff]) -> list[tuple[str, st
             found.append(
                 (file.path, f"{file.path}: merging puts a change into {where}, it was not made there")
             )
+    return found
+
+
+def _defined_twice(carried: _Carried) -> list[tuple[str, str]]:
+    """Return the files to which the patch adds a class or function that upstream has by now itself."""
+    commits = (carried.old_before, carried.old_after, carried.new_before)
+    versions = [sides(carried.git, commit, carried.patch.paths) for commit in commits]
+    found = []
+    for path in carried.patch.paths:
+        before, after, here = (version.get(path) for version in versions)
+        if before is None or after is None or here is None or before == here:
+            continue
+        old, made, new = (carried.text(side).scopes() for side in (before, after, here))
+        for scope in sorted(scope for scope in made if scope not in old and scope in new):
+            message = f"the patch adds {'.'.join(scope)}, and the new release has one"
+            found.append((path, f"{path}: {message}"))
     return found
 
 

@@ -7,6 +7,7 @@ classes and functions around it; where these leave a doubt, a person decides.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,16 +50,16 @@ class Text:
                 indent = len(match[1])
         return tuple(names)
 
-    def scopes(self) -> set[Scope]:
-        """Return the scopes that the file has."""
-        found: set[Scope] = set()
+    def scopes(self) -> Counter[Scope]:
+        """Return the scopes that the file has, each with how often it is defined."""
+        found: Counter[Scope] = Counter()
         around: list[tuple[int, str]] = []
         for text in self.lines:
             match = _DEFINITION.match(text)
             if match:
                 around = [(indent, name) for indent, name in around if indent < len(match[1])]
                 around.append((len(match[1]), match[2].decode()))
-                found.add(tuple(name for _, name in around))
+                found[tuple(name for _, name in around)] += 1
         return found
 
 
@@ -72,16 +73,11 @@ def places(text: Text, hunk: Hunk) -> list[int]:
     if not wanted:
         return [hunk.old_start]
     count = len(wanted)
-    found = [
+    return [
         at + 1
         for at in range(len(text.lines) - count + 1)
         if text.lines[at] == wanted[0] and text.lines[at : at + count] == wanted
     ]
-    # git ties a hunk without context at one end to that end of the file.
-    body = [line for line in hunk.lines if line[:1] != b"\\"]
-    if body[-1][:1] != b" ":
-        found = [at for at in found if at + count - 1 == len(text.lines)]
-    return [at for at in found if at == 1] if hunk.old_start <= 1 else found
 
 
 def changed_lines(hunk: Hunk) -> Iterator[tuple[int, int]]:
@@ -143,7 +139,8 @@ def strays(old: tuple[Text, FileDiff], new: tuple[Text, FileDiff]) -> set[Scope]
     Each side is a file before the change, and the change.
     """
     before, after = (_touched(text, diff) for text, diff in (old, new))
-    left = {scope for scope in before - after if scope in new[0].scopes()}
+    there = new[0].scopes()
+    left = {scope for scope in before - after if scope in there}
     return after - before if left else set()
 
 
