@@ -325,6 +325,7 @@ class Known:
 
 def test_commits_are_asked_for_in_lines_of_the_bare_old_release(tmp_path: Path) -> None:
     upstream = MODULE.replace("first_beta + 1", "first_beta - 1")
+    upstream = upstream.replace("    first_zeta", "    # said\n    first_zeta")
     releases = TwoReleases(tmp_path, {"m.py": MODULE}, {"m.py": upstream})
     before = "# ours\n# ours\n" + MODULE
     releases.add_patch({"m.py": before}, "[Demo] Head")
@@ -343,7 +344,7 @@ def test_commits_are_asked_for_in_lines_of_the_bare_old_release(tmp_path: Path) 
 def test_everything_survives_as_json(tmp_path: Path) -> None:
     wanted = {"m.py": MODULE.replace("first_beta + 1", "0"), "n.py": "x\n", "gone.py": None}
     old = {"m.py": MODULE, "gone.py": "x\n"}
-    new = {
+    new: Files = {
         "m.py": MODULE.replace("first_beta + 1", "1").encode() + b"\xff\n",
         "n.py": "y\n",
         "gone.py": "z\n",

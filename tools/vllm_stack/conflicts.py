@@ -297,9 +297,8 @@ class _Reader:
             _excerpt_now(versions, image),
             _upstream_change(versions, span),
         )
-        commits = self._commits(
-            versions.made_for.path, _in_release(versions, span), wanted=result.outcome == "conflict"
-        )
+        wanted = result.outcome == "conflict" or (self.all_commits and bool(result.upstream_change))
+        commits = self._commits(versions.made_for.path, _in_release(versions, span), wanted=wanted)
         result = replace(result, commits=commits)
         return self._explained(result, versions, hunk, image) if result.outcome == "conflict" else result
 
@@ -323,7 +322,7 @@ class _Reader:
         )
 
     def _commits(self, path: str, span: Span | None, *, wanted: bool) -> tuple[UpstreamCommit, ...]:
-        if self.history is None or not span or not (wanted or self.all_commits):
+        if self.history is None or span is None or not wanted:
             return ()
         return self.history.touching(path, range(span.start + 1, span.stop + 1))
 

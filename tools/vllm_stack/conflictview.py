@@ -55,11 +55,15 @@ class View:
         """Print e.g. ``conflict: FILE hunk 2 of PATH:LINE``."""
         self._console.print(Text.assemble((f"{word}: ", style), (printable(text), "bold")))
 
-    def section(self, title: str, rows: Sequence[Row]) -> None:
-        """Print a title and lines of code with their numbers, shortened in the middle if there are many."""
+    def line(self, text: str) -> None:
+        """Print a line as it is, but for what could steer the terminal."""
+        self._console.print(Text(printable(text)))
+
+    def section(self, title: str, rows: Sequence[Row], most: int = _MOST_LINES) -> None:
+        """Print a title and lines of code with their numbers; of more than ``most`` those that matter."""
         self._console.print(Text(f"  {printable(title)}", style="cyan"))
         digits = max((len(str(row.number)) for row in rows if row.number), default=1)
-        for row in _shortened(rows):
+        for row in _shortened(rows, most):
             self._console.print(self._code(row, digits))
         if not rows:
             self._console.print(Text(f"  {'':{digits}} | (nothing)", style="dim"))
@@ -99,16 +103,16 @@ class View:
         self._console.print()
 
 
-def _shortened(rows: Sequence[Row]) -> Iterator[Row | int]:
+def _shortened(rows: Sequence[Row], most: int) -> Iterator[Row | int]:
     """Yield the rows; in place of those left out their number. Rows near a mark stay first."""
-    if len(rows) <= _MOST_LINES:
+    if len(rows) <= most:
         yield from rows
         return
     marked = [at for at, row in enumerate(rows) if row.mark.strip()] or [0]
     near = sorted({at for mark in marked for at in range(mark - _AROUND, mark + _AROUND + 1)})
     kept = [at for at in near if 0 <= at < len(rows)]
-    if len(kept) > _MOST_LINES:
-        kept = [*kept[: 2 * _MOST_LINES // 3], *kept[-(_MOST_LINES // 3) :]]
+    if len(kept) > most:
+        kept = [*kept[: 2 * most // 3], *kept[-(most // 3) :]]
     at = 0
     for row in kept:
         if row > at:

@@ -89,6 +89,27 @@ def _require_whole(workspace: Workspace, target: str) -> None:
         )
 
 
+def choose_patch(stacks: Iterable[Stack], wanted: str) -> tuple[Stack, Patch]:
+    """Return the one patch that ``wanted`` names: its file name, the beginning of that, or its number.
+
+    UsageError when it is none or several.
+    """
+    name = wanted.rsplit("/", 1)[-1]
+    every = [(stack, patch) for stack in stacks for patch in stack.patches]
+    exact = [item for item in every if item[1].name in (name, f"{name}.patch")]
+    found = exact or [item for item in every if name and item[1].name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        known = [f"{stack.target}: {patch.name}" for stack, patch in every]
+        raise UsageError(f"no patch is called {wanted}", details=known, hint="a number is enough, e.g. 0100")
+    raise UsageError(
+        f"{wanted} can be {len(found)} patches",
+        details=[f"{stack.target}: {patch.name}" for stack, patch in found],
+        hint="give more of the name, or --target",
+    )
+
+
 def _read_patch(directory: Path, name: str) -> Patch:
     if "/" in name or name.startswith("."):
         raise UsageError(f"{directory / SERIES_FILE}: {name} is not a bare file name")
