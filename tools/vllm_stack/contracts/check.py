@@ -15,6 +15,7 @@ from vllm_stack.contracts.summary import parse
 from vllm_stack.contracts.tree import SourceTree, list_blobs, module_name
 from vllm_stack.contracts.usage import Walker
 from vllm_stack.contracts.written import Written, check_written
+from vllm_stack.moved import renames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
@@ -75,14 +76,14 @@ def check_contracts(place: PatchPlace, history: History | None = None) -> tuple[
     that the patch gave on the new one. Where the patch did not apply, its new files are put on the tree
     before it. What cannot be told without running code is no contract.
     """
-    with _Comparison.open(place) as comparison:
+    with Comparison.open(place) as comparison:
         findings = [*comparison.derived(), *comparison.written()]
         return tuple(comparison.explained(findings, history))
 
 
 def list_contracts(place: PatchPlace) -> tuple[ListedContract, ...]:
     """Return everything that a patch relies on, as it stands on the patch's own release."""
-    with _Comparison.open(place) as comparison:
+    with Comparison.open(place) as comparison:
         return comparison.listed()
 
 
@@ -106,7 +107,7 @@ class _Broken:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class Comparison:
     """One patch on two releases."""
 
     git: Git
@@ -119,10 +120,12 @@ class _Comparison:
     #: The old release with what of the patch is also in ``new.after``.
     partial: SourceTree
     files: Mapping[str, bytes] = field(repr=False)
+    #: Names of modules that upstream renamed, with their new names.
+    renamed: Mapping[str, str]
 
     @classmethod
     @contextmanager
-    def open(cls, place: PatchPlace) -> Iterator[_Comparison]:
+    def open(cls, place: PatchPlace) -> Iterator[Comparison]:
         """Read both releases; nothing is parsed yet."""
         git, patch = place.git, place.patch
         base = list_blobs(git, place.old_base)
@@ -153,11 +156,14 @@ class _Comparison:
                 _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
                 SourceTree(before, read, kept),
                 {path: read(after[path]) for path in patch.paths if path.endswith(".py") and path in after},
+                _moved_modules(place, [path for path in patch.paths if path not in new_before]),
             )
 
     # -- derived ---------------------------------------------------------------------------------------
 
-    def _observe(self, tree: SourceTree) -> dict[Hashable, tuple[str, Observation]]:
+    def _observe(
+        self, tree: SourceTree, renamed: Mapping[str, str] | None = None
+    ) -> dict[Hashable, tuple[str, Observation]]:
         observer = Observer(Inference(Resolver(tree)))
         found: dict[Hashable, tuple[str, Observation]] = {}
         for path, data in self.files.items():
@@ -165,7 +171,8 @@ class _Comparison:
             node = parse(data)
             if own is None or node is None or own.path != path:
                 continue
-            walker = Walker(own, self.added.get(path, ()), observer)
+            there = (renamed or {}).get(own.name, own.name)
+            walker = Walker(own, self.added.get(path, ()), observer, there)
             walker.visit(node)
             for key, observation in walker.observations.items():
                 found.setdefault(key, (path, observation))
@@ -199,7 +206,7 @@ class _Comparison:
     def derived(self) -> list[_Broken]:
         """Compare everything that the patch's code relies on."""
         relied = self._relied_on()
-        seen = self._observe(self.new.after)
+        seen = self._observe(self.new.after, self.renamed)
         broken: dict[str, _Broken] = {}
         hanging: dict[Cause, list[tuple[str, Observation]]] = {}
         for key, (path, old) in relied.items():
@@ -235,6 +242,10 @@ class _Comparison:
         return _Broken(finding, names={cause.name: home} if cause.name and home else {})
 
     # -- written ---------------------------------------------------------------------------------------
+
+    def written_on_old(self) -> tuple[Written, ...]:
+        """Look up the contracts of the series file on the release that they were written for."""
+        return tuple(self._written_in(contract)[0] for contract in self.contracts)
 
     def written(self) -> list[_Broken]:
         """Compare the contracts of the series file."""
@@ -300,6 +311,15 @@ class _Comparison:
                     written.contract, "series", SERIES, None, written.expected, contract.why
                 )
         return tuple(listed.values())
+
+
+def _moved_modules(place: PatchPlace, gone: Collection[str]) -> dict[str, str]:
+    """Return the modules among the files ``gone`` that upstream renamed between the releases."""
+    if not any(file.path in gone and file.status == "M" for file in place.patch.files):
+        return {}
+    found = renames(place.git, place.old_base, place.new_base)
+    pairs = ((module_name(path), module_name(found[path].path)) for path in gone if path in found)
+    return {old: new for old, new in pairs if old and new}
 
 
 def _derived(path: str, old: Observation, new: Observation, found: str) -> _Broken:

@@ -24,13 +24,14 @@ class FileScope:
     """The module level of a file of the patch.
 
     ``own`` is the file as the patch leaves it, ``added`` the lines that are the patch's. What those
-    lines import is looked up anew; everything else must be in the module as the tree has it.
+    lines import is looked up anew; everything else must be in the module ``there`` as the tree has it.
     """
 
-    def __init__(self, own: Module, added: Collection[int], inference: Inference) -> None:
+    def __init__(self, own: Module, added: Collection[int], inference: Inference, there: str) -> None:
         self.own = own
         self.added = added
         self._inference = inference
+        self._there = there
 
     def name(self, name: str) -> Value | Missing | None:
         """Return what a plain name means."""
@@ -39,10 +40,10 @@ class FileScope:
         for found in mine:
             if isinstance(found, Import):
                 return resolver.alias(resolver.imported(found))
-        module = resolver.tree.module(self.own.name)
+        module = resolver.tree.module(self._there)
         if module is None:
-            gone = not mine and name in self.own.bindings and resolver.tree.path_of(self.own.name) is None
-            return Missing(Cause(self.own.name, None)) if gone else None
+            gone = not mine and name in self.own.bindings and resolver.tree.path_of(self._there) is None
+            return Missing(Cause(self._there, None)) if gone else None
         if name not in module.bindings and (mine or name in _BUILTINS):
             return None
         return resolver.alias(resolver.bound(module, name))

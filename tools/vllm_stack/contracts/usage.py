@@ -39,10 +39,12 @@ class Walker(ast.NodeVisitor):
     """Collects the observations of one file of a patch in one tree.
 
     Only nodes that touch the ``added`` lines count. Their positions are the keys, so that the same file
-    can be walked on another tree and compared.
+    can be walked on another tree and compared; ``there`` is the module's name in it, if that is another.
     """
 
-    def __init__(self, own: Module, added: Collection[int], observer: Observer) -> None:
+    def __init__(
+        self, own: Module, added: Collection[int], observer: Observer, there: str | None = None
+    ) -> None:
         self.observations: dict[Hashable, Observation] = {}
         self._own = own
         self._added = added
@@ -50,7 +52,9 @@ class Walker(ast.NodeVisitor):
         self._inference = observer.inference
         is_package = own.path.endswith("/__init__.py")
         self._package = own.name if is_package else own.name.rpartition(".")[0]
-        self._file = FileScope(own, added, self._inference)
+        #: What the module is called in the tree.
+        self._there = there or own.name
+        self._file = FileScope(own, added, self._inference, self._there)
         self._scope: Scope = self._file
         self._class: ClassRef | None = None
         self._guarded: set[ast.stmt] = set()
@@ -228,7 +232,7 @@ class Walker(ast.NodeVisitor):
             return
         if self._file.is_foreign(name) and not self._scope.is_local(name):
             key = ("name", self._own.name, name)
-            self._note(self._observer.attribute_of_module(key, self._own.name, name, node.lineno))
+            self._note(self._observer.attribute_of_module(key, self._there, name, node.lineno))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """Observe that what the attribute is read from has it."""

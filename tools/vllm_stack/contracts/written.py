@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.kinds import (
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_stack.contracts.kinds import Contract
+
+
+#: Places elsewhere in a function that a message names at most.
+_BRANCHES = 3
+#: Several contracts are about the same few modules.
+_parsed = lru_cache(maxsize=8)(parse)
 
 
 @dataclass(frozen=True)
@@ -223,16 +231,34 @@ class _Checker:
     def _place(self, contract: CallContract | ExpressionContract) -> None:
         self._lookup(contract.module, contract.function.partition(".")[0])
         path = self._tree.path_of(contract.module) or ""
-        node = _find_function(parse(self._tree.text(path) or b""), contract.function)
+        node = _find_function(_parsed(self._tree.text(path) or b""), contract.function)
         if node is None:
             raise _BrokenError(f"there is no function {contract.function} in {path}")
         self.site = Site(path, node.lineno, node.end_lineno or node.lineno)
         wanted = [_condition(text) for text in contract.branch]
-        if not any(_matches(contract, found, wanted, branch) for found, branch in _nodes(node.body, ())):
-            branches = {" > ".join(branch) for found, branch in _nodes(node.body, ()) if branch}
-            shown = f"; its branches: {' | '.join(sorted(branches))}" if contract.branch and branches else ""
-            what = contract.callee if isinstance(contract, CallContract) else contract.contains
-            raise _BrokenError(f"no {what} there in {self._shown()}{shown}")
+        nodes = list(_nodes(node.body, ()))
+        branches = [branch for found, branch in nodes if _matches(contract, found)]
+        if not any(_is_within(wanted, branch) for branch in branches):
+            conditions = {condition for _, branch in nodes for condition in branch}
+            raise _BrokenError(self._astray(contract, wanted, branches, conditions))
+
+    def _astray(
+        self,
+        contract: CallContract | ExpressionContract,
+        wanted: list[str],
+        branches: list[tuple[str, ...]],
+        conditions: set[str],
+    ) -> str:
+        """Say what is there instead: the place elsewhere, or a condition that was rewritten."""
+        what = contract.callee if isinstance(contract, CallContract) else contract.contains
+        said = [f"{what} is not there in {contract.function} ({self._shown()})"]
+        for condition in wanted:
+            if condition not in conditions:
+                similar = difflib.get_close_matches(condition, conditions, 1)
+                said.append(f"no branch `{condition}`" + (f", but one `{similar[0]}`" if similar else ""))
+        shown = sorted({" > ".join(branch) or "no condition" for branch in branches})[:_BRANCHES]
+        said += [f"it stands under: {branch}" for branch in shown]
+        return "; ".join(said)
 
 
 def _has_self(value: FunctionRef, function: Function) -> bool:
@@ -293,10 +319,8 @@ def _walk_outside(node: ast.AST, inside: set[int]) -> Iterator[ast.AST]:
             yield from _walk_outside(child, inside)
 
 
-def _matches(
-    contract: CallContract | ExpressionContract, node: ast.AST, wanted: list[str], branch: tuple[str, ...]
-) -> bool:
-    if not isinstance(node, ast.expr) or not _is_within(wanted, branch):
+def _matches(contract: CallContract | ExpressionContract, node: ast.AST) -> bool:
+    if not isinstance(node, ast.expr):
         return False
     if isinstance(contract, ExpressionContract):
         return ast.unparse(node) == contract.contains
