@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 
 from vllm_stack.conflictview import printable, render_conflicts
+from vllm_stack.contracts.view import render_contracts
 from vllm_stack.errors import ConflictError, StackError
 from vllm_stack.rebase import Outcome, Status
 from vllm_stack.replay import ReplayedPatch, Ruling, Verdict
@@ -116,6 +117,7 @@ class RebaseReport(Report):
             if patch.conflicts or patch.contracts:
                 console.print()
             render_conflicts(console, patch.conflicts)
+            render_contracts(console, patch.name, patch.contracts)
         for file in self.changed:
             console.print(f"  {file.action}: {file.path}", markup=False)
 

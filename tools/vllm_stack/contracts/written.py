@@ -240,7 +240,9 @@ class _Checker:
         branches = [branch for found, branch in nodes if _matches(contract, found)]
         if not any(_is_within(wanted, branch) for branch in branches):
             conditions = {condition for _, branch in nodes for condition in branch}
-            raise _BrokenError(self._astray(contract, wanted, branches, conditions))
+            calls = [ast.unparse(found) for found, _ in nodes if _is_call(contract, found)]
+            said = self._astray(contract, wanted, branches, conditions)
+            raise _BrokenError("; ".join([*said, *(f"there is {call}" for call in calls[:_BRANCHES])]))
 
     def _astray(
         self,
@@ -248,7 +250,7 @@ class _Checker:
         wanted: list[str],
         branches: list[tuple[str, ...]],
         conditions: set[str],
-    ) -> str:
+    ) -> list[str]:
         """Say what is there instead: the place elsewhere, or a condition that was rewritten."""
         what = contract.callee if isinstance(contract, CallContract) else contract.contains
         said = [f"{what} is not there in {contract.function} ({self._shown()})"]
@@ -257,8 +259,7 @@ class _Checker:
                 similar = difflib.get_close_matches(condition, conditions, 1)
                 said.append(f"no branch `{condition}`" + (f", but one `{similar[0]}`" if similar else ""))
         shown = sorted({" > ".join(branch) or "no condition" for branch in branches})[:_BRANCHES]
-        said += [f"it stands under: {branch}" for branch in shown]
-        return "; ".join(said)
+        return [*said, *(f"it stands under: {branch}" for branch in shown)]
 
 
 def _has_self(value: FunctionRef, function: Function) -> bool:
@@ -319,12 +320,19 @@ def _walk_outside(node: ast.AST, inside: set[int]) -> Iterator[ast.AST]:
             yield from _walk_outside(child, inside)
 
 
+def _is_call(contract: CallContract | ExpressionContract, node: ast.AST) -> bool:
+    """Say whether a node is a call of what a contract says is called, with whatever arguments."""
+    if not isinstance(contract, CallContract) or not isinstance(node, ast.Call):
+        return False
+    return dotted(node.func) == contract.callee
+
+
 def _matches(contract: CallContract | ExpressionContract, node: ast.AST) -> bool:
     if not isinstance(node, ast.expr):
         return False
     if isinstance(contract, ExpressionContract):
         return ast.unparse(node) == contract.contains
-    if not isinstance(node, ast.Call) or dotted(node.func) != contract.callee:
+    if not isinstance(node, ast.Call) or not _is_call(contract, node):
         return False
     call = parse_call(f"({', '.join(contract.arguments)})")
     given = {ast.unparse(argument) for argument in node.args}
