@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from releaseproject import add_five
 from stackproject import GIT_CONFIGURATION, Project
 
 import unhurried  # noqa: F401 - imported for what it sets
@@ -57,6 +58,21 @@ def _place_hostile_files(home: Path, text: str) -> str:
     for word in ("HOOKS", "ATTRIBUTES", "EXCLUDES", "ORDER", "TEMPLATES", "TEMPLATE"):
         text = text.replace(f" = {word}\n", f" = {home / word.lower()}\n")
     return text
+
+
+class _Mute:
+    """Stands in for ``capsys`` where a fixture outlives a test."""
+
+    def readouterr(self) -> tuple[str, str]:
+        return "", ""
+
+
+@pytest.fixture(scope="session")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A stack repository with five patches; for tests to copy."""
+    project = Project(tmp_path_factory.mktemp("five") / "a stack", cast("Any", _Mute()))
+    add_five(project)
+    return project
 
 
 @pytest.fixture

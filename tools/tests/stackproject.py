@@ -196,12 +196,13 @@ class Project:
         for config in (
             *self.root.glob("upstream/*/.git/config"),
             *self.root.glob("cache/bases/*.git/config"),
+            *self.root.glob(".vllm-stack/*/repo.git/config"),
         ):
             if "# spoilt" not in config.read_text():
                 config.write_text(f"{config.read_text()}# spoilt\n{hostile.read_text()}")
 
-    def git(self, *words: str, stdin: str = "") -> str:
-        """Run git in the checkout as a person would, with their configuration but without hooks."""
+    def git(self, *words: str, stdin: str = "", cwd: Path | None = None) -> str:
+        """Run git in the checkout (or ``cwd``) as a person would: their configuration, no hooks."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         name, email = IDENTITY
         settings = ["-c", f"user.name={name}", "-c", f"user.email={email}", "-c", "core.hooksPath=/dev/null"]
@@ -218,7 +219,7 @@ class Project:
         ]
         done = subprocess.run(
             ["git", *settings, *words],
-            cwd=self.checkout,
+            cwd=cwd or self.checkout,
             env=environment,
             input=stdin,
             capture_output=True,

@@ -37,7 +37,6 @@ _CONFIG = {
     "core.autocrlf": "false",
     "commit.cleanup": "verbatim",
     "merge.conflictStyle": "zdiff3",
-    "core.worktree": "../tree",
 }
 
 
@@ -128,6 +127,10 @@ class ConflictTree:
             git.run("read-tree", "--reset", "-u", stop.shown)
         git.run("update-index", "-z", "--index-info", stdin=_index_lines(stages))
         (repository / "MERGE_MSG").write_bytes(message)
+
+    def is_there(self, stop: Stop) -> bool:
+        """Say whether the tree that ``stop`` needs is there; one that needs none always is."""
+        return not stop.conflict or (self.work_tree / ".git").is_file()
 
     def harvest(self, stop: Stop) -> Harvest:
         """Read what the person made. Raises WorkInProgressError when something of it is not finished."""

@@ -65,7 +65,7 @@ def lint_stack(stack: Stack, *, on_disk: bool = True) -> list[Finding]:
     if on_disk:
         findings += _lint_folder(stack)
     for patch, entry in zip(stack.patches, stack.series.patches, strict=True):
-        findings += _lint_patch(stack, patch, entry)
+        findings += lint_patch(stack, patch, entry)
     return findings
 
 
@@ -100,7 +100,8 @@ def _lint_folder(stack: Stack) -> Iterator[Finding]:
             yield _error("orphan", None, f"{path.name} lies in the folder and is not in the series")
 
 
-def _lint_patch(stack: Stack, patch: Patch, entry: SeriesEntry) -> Iterator[Finding]:
+def lint_patch(stack: Stack, patch: Patch, entry: SeriesEntry) -> Iterator[Finding]:
+    """Return what is wrong with one patch of a stack."""
     for problem in patch.problems:
         yield _error(problem.code, patch.name, problem.message, problem.line)
     yield from _lint_header(patch)

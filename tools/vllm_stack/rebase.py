@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 from vllm_stack.acceptance import Journal
 from vllm_stack.accepting import plan_acceptance
+from vllm_stack.applying import commit_patch
 from vllm_stack.base import Base
 from vllm_stack.checkout import Checkout
 from vllm_stack.checkoutmove import move_back, move_forward, require_in_step
-from vllm_stack.conflicttree import stop_at
-from vllm_stack.errors import UsageError, WorkInProgressError
+from vllm_stack.conflicttree import Harvest, Stop, stop_at
+from vllm_stack.errors import LintError, UsageError, WorkInProgressError
+from vllm_stack.export import export_commit
 from vllm_stack.hashing import sha256_file
+from vllm_stack.lint import lint_patch
+from vllm_stack.patch import Patch
 from vllm_stack.projectgit import uncommitted
 from vllm_stack.replay import Replay, Settled, Verdict, replay
 from vllm_stack.resolutions import FOLDER, Pair, Resolution, Resolutions
@@ -209,7 +213,7 @@ class Rebase:
         """Write down what a person decided about the patch that the rebase stopped at."""
         state = session.state
         stop = state.stop
-        if stop is None or not state.prepared:
+        if stop is None or not state.prepared or not session.tree.is_there(stop):
             # Interrupted on the way to a stop: nobody has been asked anything yet.
             if orders.names:
                 raise UsageError(
@@ -232,10 +236,28 @@ class Rebase:
             return session  # absorbed or malformed: replaying says so again
         session.tree.create(*self._bases(session))
         made = session.tree.harvest(stop)
+        if made.message is not None:
+            self._require_proper_message(session, stop, made)
         if stop.open or made.diff:
             session.add_resolution(Resolution(stop.conflict, stop.patch, state.pair, made.diff))
         messages = state.messages if made.message is None else {**state.messages, stop.patch: made.message}
         return session.record(messages=messages, stop=None, prepared=False)
+
+    def _require_proper_message(self, session: Session, stop: Stop, made: Harvest) -> None:
+        """Refuse a commit message that would not do for the patch. LintError."""
+        stack = Stack.load(self.workspace, self.target)
+        at = [patch.name for patch in stack.patches].index(stop.patch)
+        store = session.tree.store
+        commit = commit_patch(store, stop.before, made.tree, stack.patches[at], message=made.message)
+        patch = Patch(stop.patch, export_commit(store, commit))
+        findings = lint_patch(stack, patch, stack.series.patches[at])
+        errors = [str(finding) for finding in findings if finding.is_error]
+        if errors:
+            raise LintError(
+                f"the commit in {session.tree.work_tree} does not make a proper patch",
+                details=errors,
+                hint="amend it, and run --continue again; without a commit the patch keeps its message",
+            )
 
     def _bases(self, session: Session) -> tuple[Base, Base]:
         """Return both bases, imported anew if the cache has lost them."""
