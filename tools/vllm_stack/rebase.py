@@ -313,7 +313,7 @@ class Rebase:
         settled = Settled(done.patches[at], done.places[at], done.attempts[at])
         state = session.state
         stop, stages = stop_at(settled, f"{self.target} {state.old}", f"{self.target} {state.new}")
-        if state.prepared and state.stop == stop:
+        if state.prepared and state.stop == stop and session.tree.is_there(stop):
             return session  # the tree is there already, perhaps with work in it
         session = session.record(stop=stop, prepared=False)
         if settled.done.verdict not in (Verdict.MALFORMED, Verdict.ABSORBED):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from vllm_stack.amended import still_relies
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.conflicts import explain_conflict
@@ -268,14 +269,14 @@ class Settler:
             conflict = conflict_id("conflict", patch.name, attempt.conflicts)
             attempt = self._resolved(place, attempt, conflict, used)
         place = self._committed(place, attempt)
-        broken = self._broken(place)
+        broken = self._broken(place, amended=bool(used))
         while broken and attempt.outcome.applied:
             conflict = contract_id(place)
             amended = self._resolved(place, attempt, conflict, used)
             if amended is attempt:
                 break
             attempt, place = amended, self._committed(place, amended)
-            broken = self._broken(place)
+            broken = self._broken(place, amended=True)
         done = self._verdict(place, attempt, broken, tuple(used))
         waits = conflict if done.verdict in (Verdict.CONFLICT, Verdict.CONTRACT_BROKEN) else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
@@ -302,8 +303,9 @@ class Settler:
         commit = commit_patch(place.git, place.new_before, attempt.tree, place.patch, message=message)
         return replace(place, new_after=commit)
 
-    def _broken(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
-        return () if place.new_after is None else self.judge.contracts(place)
+    def _broken(self, place: PatchPlace, *, amended: bool) -> tuple[ContractFinding, ...]:
+        findings = () if place.new_after is None else self.judge.contracts(place)
+        return tuple(finding for finding in findings if not amended or still_relies(place, finding))
 
     def _verdict(
         self, place: PatchPlace, attempt: Attempt, broken: tuple[ContractFinding, ...], used: tuple[str, ...]
