@@ -44,6 +44,8 @@ class IndexServer:
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
+    #: Files of other projects, by project; these have plain pages.
+    other: dict[str, dict[str, bytes]] = field(default_factory=dict)
     #: What pages say of a file's hash; the truth where a file is not named, nothing where it is None.
     advertised: dict[str, str | None] = field(default_factory=dict)
     style: Literal["html", "json"] = "html"
@@ -111,6 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.state.requests.append((path, {key.lower(): value for key, value in self.headers.items()}))
         if path == "/simple/demo/":
             self._page()
+        elif path.startswith("/simple/") and path.split("/")[2] in self.state.other:
+            names = self.state.other[path.split("/")[2]]
+            self._send_page(
+                "text/html", "".join(f'<a href="../{name}">{name}</a>' for name in names).encode()
+            )
         elif path.startswith("/files/") and path[7:] in self.state.files:
             self._file(
                 self.state.files[path[7:]], self.state.answers.pop(0) if self.state.answers else Answer()
@@ -134,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
         if status != 200:
             self.send_error(status)
             return
-        kind, body = self.state.page()
+        self._send_page(*self.state.page())
+
+    def _send_page(self, kind: str, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

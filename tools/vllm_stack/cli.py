@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lint": ("lint", "Check the stacks against their rules."),
     "status": ("status", "Show targets, pins, stacks and checkouts."),
     "rebase-upstream": ("rebase_upstream", "Move a stack to another release of upstream."),
+    "matrix": ("matrix", "Say what would become of the patches on several releases."),
     "fetch": ("fetch", "Download and verify the pinned files."),
     "release": ("release", "Give the current stack its release number."),
 }

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from vllm_stack.errors import NetworkError
 from vllm_stack.git import Git, GitError
+from vllm_stack.linemap import Span, map_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _FORMAT = "--format=%x01%H%x00%cs%x00%s"
-#: A hunk of a diff without context: where in the old file, where in the new one.
-_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 _PULL_REQUEST = re.compile(r"\(#(\d+)\)")
 
 
@@ -157,33 +156,13 @@ class History:
 
         Lines that are not there any more stand for the two around their place.
         """
-        diff = self._run("diff", "--no-color", "--unified=0", "--text", "--no-ext-diff", old, new)
-        moved = moved_lines(diff, lines) or _around(moved_lines(diff, lines))
-        content = self._run("cat-file", "blob", new)
-        total = content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
-        last = min(moved.stop, total + 1)
-        return range(min(max(moved.start, 1), max(last - 1, 1)), last)
+        lengths = self._length(old), self._length(new)
+        start = lines.start - 1
+        place = map_lines(self.git, old, new, lengths).image(Span(start, max(lines.stop - 1, start)))
+        first, last = (place.start, place.stop) if len(place) else (place.start - 1, place.start + 1)
+        last = min(last, lengths[1])
+        return range(max(min(first, last - 1), 0) + 1, last + 1)
 
-
-def _around(place: range) -> range:
-    return range(place.start - 1, place.start + 1)
-
-
-def moved_lines(diff: bytes, lines: range) -> range:
-    """Return where ``lines`` (from 1, without the end) of the old file are in the new one.
-
-    ``diff`` has no context. What was put in right before or right after the lines is not theirs.
-    """
-    first, last = lines.start, max(lines.start, lines.stop)
-    start, stop = first, last
-    for match in _HUNK.finditer(diff):
-        at, count, there, length = (1 if part is None else int(part) for part in match.groups())
-        # Of a side without lines, git gives the line before the place.
-        at, there = at + (not count), there + (not length)
-        if at + count <= start:
-            first = there + length + start - at - count
-        elif at <= start:
-            first = there
-        if at < stop:
-            last = there + length + max(stop - at - count, 0)
-    return range(first, max(first, last))
+    def _length(self, blob: str) -> int:
+        content = self._run("cat-file", "blob", blob)
+        return content.count(b"\n") + (bool(content) and not content.endswith(b"\n"))

@@ -35,6 +35,10 @@ _LEGACY = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}
 _NEIGHBOURS = 2
 
 
+class UnknownReleaseError(UsageError):
+    """The package sources have no such release of the project."""
+
+
 @dataclass(frozen=True)
 class ListedFile:
     """An archive of one release, with every source that lists it."""
@@ -108,8 +112,8 @@ class Listing:
     def release(self, version: Version) -> tuple[ListedFile, ...]:
         """Return the files of a release.
 
-        Raises UsageError, which names close ones, when there is no such release; NetworkError instead when
-        a source that may have it did not answer.
+        Raises UnknownReleaseError, which names close ones, when there is no such release; NetworkError
+        instead when a source that may have it did not answer.
         """
         found = tuple(file for file in self.files if file.version == version)
         if found:
@@ -117,7 +121,7 @@ class Listing:
         message = f"there is no {self.distribution} {version} in the package sources"
         if any(miss.failed for miss in self.misses):
             raise NetworkError(message, details=[str(miss) for miss in self.misses if miss.failed])
-        raise UsageError(message, hint=f"there are {', '.join(self._close(version))}")
+        raise UnknownReleaseError(message, hint=f"there are {', '.join(self._close(version))}")
 
     def latest(self) -> Version:
         """Return the newest final release that is not yanked as a whole.

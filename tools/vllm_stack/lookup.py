@@ -92,7 +92,7 @@ class Lookup:
         known = self._look_up(version)
         if before is not None:
             _require_same(before, known, path)
-        known = self._with_commit(known)
+        known = self._with_commit(known, before)
         if known != before:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, (known.model_dump_json(indent=2) + "\n").encode())
@@ -146,11 +146,13 @@ class Lookup:
         if wrong:
             raise IntegrityError(f"{path.name} is not a sound wheel of {release}", details=wrong)
 
-    def _with_commit(self, known: KnownRelease) -> KnownRelease:
-        """Add the commit that the sdist says it was made from, where it does."""
+    def _with_commit(self, known: KnownRelease, before: KnownRelease | None) -> KnownRelease:
+        """Add the commit that the sdist says it was made from, where it does; it is read once."""
         name = self.pin.layout.version_file
         if name is None:
             return known
+        if before is not None and before.commit is not None and before.sdist == known.sdist:
+            return known.model_copy(update={"commit": before.commit})
         module = read_member(self.fetcher.fetch(self.pin.distribution, known.sdist), name)
         if module is None:
             missing = f"layout.version_file: the sdist has no {name}"
