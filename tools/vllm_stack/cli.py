@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refresh": ("refresh", "Write the commits of a checkout back as patches."),
     "explain": ("explain", "Show what upstream did to the places that a patch touches."),
     "diff": ("diff", "Compare two versions of the stacks."),
+    "test": ("test", "Run the test of each patch in the tree after it."),
     "lint": ("lint", "Check the stacks against their rules."),
     "status": ("status", "Show targets, pins, stacks and checkouts."),
     "rebase-upstream": ("rebase_upstream", "Move a stack to another release of upstream."),

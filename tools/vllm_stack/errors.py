@@ -82,6 +82,13 @@ class WorkInProgressError(StackError):
     kind = "work-in-progress"
 
 
+class TrialError(StackError):
+    """The test of a patch fails."""
+
+    exit_code = 10
+    kind = "test"
+
+
 EXIT_CODES: dict[int, str] = {
     0: "success",
     1: "unexpected failure (please report it)",
@@ -96,6 +103,7 @@ EXIT_CODES: dict[int, str] = {
             BuildError,
             VerificationError,
             WorkInProgressError,
+            TrialError,
         )
     },
     130: "interrupted",

@@ -78,7 +78,7 @@ def find_installations(python: str, distribution: str, package: str) -> Installa
             capture_output=True,
             check=False,
             cwd=os.sep,
-            env=_users_environment(),
+            env=users_environment(),
             text=True,
             encoding="utf-8",
         )
@@ -97,7 +97,7 @@ def find_installations(python: str, distribution: str, package: str) -> Installa
     )
 
 
-def _users_environment() -> dict[str, str]:
+def users_environment() -> dict[str, str]:
     """Return the variables under which the user would start Python in the current folder."""
     environment = dict(os.environ)
     search = environment.pop(USER_PYTHONPATH, None) or environment.pop("PYTHONPATH", None)
