@@ -103,26 +103,29 @@ class Releases:
 
 
 def _numbered(diff: list[str]) -> Iterator[_Line]:
+    """Number the lines of a diff; what replaces a line gets the old number of that line."""
     old = new = 0
-    inside = False
+    inside = replacing = False
     for text in diff:
         header = _HUNK.match(text)
         if header:
             old, new, inside = int(header[1]), int(header[2]), True
         elif inside and not text.startswith("\\"):
-            yield _Line(text, old, new)
-            old += text[:1] in ("-", " ", "")
-            new += text[:1] in ("+", " ", "")
+            kind = text[:1]
+            replacing = kind == "-" or (kind == "+" and replacing)
+            yield _Line(text, old - 1 if kind == "+" and replacing else old, new)
+            old += kind != "+"
+            new += kind != "-"
 
 
 def _with_headers(lines: list[_Line]) -> Iterator[str]:
     """Put a hunk header wherever lines are left out."""
-    expected: tuple[int, int] | None = None
+    following: int | None = None
     for line in lines:
-        if expected is None or not (line.old == expected[0] and line.new == expected[1]):
+        if following is None or line.old not in (following, following - 1):
             yield f"@@ -{line.old} +{line.new} @@"
         yield line.text
-        expected = (line.old + (line.text[:1] != "+"), line.new + (line.text[:1] != "-"))
+        following = line.old + 1
 
 
 def _shortened(lines: list[str]) -> tuple[str, ...]:

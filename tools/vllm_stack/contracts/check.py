@@ -215,8 +215,13 @@ class Comparison:
             if found is not None:
                 broken.setdefault(old.contract, _derived(path, old, new, found))
             elif new.status is Status.BLOCKED and new.cause is not None:
-                hanging.setdefault(new.cause, []).append((path, old))
+                hanging.setdefault(self._on_old(new.cause), []).append((path, old))
         return self._with_consequences(broken, hanging)
+
+    def _on_old(self, cause: Cause) -> Cause:
+        """Name a module as it was called before upstream renamed it."""
+        before = {new: old for old, new in self.renamed.items()}
+        return Cause(before.get(cause.module, cause.module), cause.name)
 
     def _with_consequences(
         self, broken: dict[str, _Broken], hanging: dict[Cause, list[tuple[str, Observation]]]
@@ -234,7 +239,7 @@ class Comparison:
 
     def _from_cause(self, cause: Cause, path: str, observation: Observation) -> _Broken:
         """Make a finding of something that is absent and that the patch does not name itself."""
-        where = self.new.after.path_of(cause.module) or cause.module
+        where = self.new.after.path_of(self.renamed.get(cause.module, cause.module)) or cause.module
         found = "there is no such module" if cause.name is None else f"there is no {cause.name} in {where}"
         expected = "the module" if cause.name is None else f"{cause.name} in {cause.module}"
         finding = ContractFinding(_contract_of(cause), "derived", path, observation.line, expected, found)

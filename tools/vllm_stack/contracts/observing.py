@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.observation import Observation, Site, Status, definition_site, form_of, site_of
 from vllm_stack.contracts.resolve import (
+    Cause,
     ClassRef,
     FunctionRef,
     InstanceRef,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from vllm_stack.contracts.infer import Inference
-    from vllm_stack.contracts.resolve import Cause, Member
+    from vllm_stack.contracts.resolve import Member
 
 
 class Observer:
@@ -64,7 +65,7 @@ class Observer:
         if value is None:
             return Observation(key, Status.UNKNOWN, line, contract)
         if isinstance(value, Missing):
-            if not self.tree.exists(module):
+            if value.cause != Cause(module, name):
                 return self.blocked(key, line, value.cause, name)
             path = self.tree.path_of(module)
             found = f"there is no {name} in {path or module}"

@@ -11,10 +11,9 @@ from vllm_stack.contracts.resolve import ClassRef, FunctionRef, Resolver
 from vllm_stack.contracts.symbols import Class, Function, Shown, Variable, dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _METACLASSES = ("ABCMeta", "abc.ABCMeta")
 
 
@@ -47,6 +46,7 @@ class Arguments:
         """Say why the call does not fit a signature; None when it does."""
         values = [None] * self.positional
         words = dict.fromkeys(self.keywords)
+        signature = _bindable(signature)
         try:
             if self.more_positional or self.more_keywords:
                 signature.bind_partial(*values, **words)
@@ -55,6 +55,16 @@ class Arguments:
         except TypeError as error:
             return str(error)
         return None
+
+
+def _bindable(signature: inspect.Signature) -> inspect.Signature:
+    """Take care of ``(a, /, **words)``: ``inspect`` refuses ``a`` as a keyword before Python 3.13."""
+    parameters = signature.parameters.values()
+    if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+        return signature
+    only = inspect.Parameter.POSITIONAL_ONLY
+    renamed = [item.replace(name=f"{item.name}__") if item.kind is only else item for item in parameters]
+    return signature.replace(parameters=renamed)
 
 
 def without_first(signature: inspect.Signature) -> inspect.Signature:
@@ -200,9 +210,9 @@ def override_problems(base: Function, own: Function) -> frozenset[str]:
         return frozenset({f"it is now a {_kind(base)}, the override is a {_kind(own)}"})
     if base.binding == "property" or not (base.plain and own.plain):
         return frozenset()
-    given = list(_shown(base).parameters.values())
-    taken = list(_shown(own).parameters.values())
-    return frozenset({*_not_taken(given, taken), *_not_given(given, taken)})
+    given, taken = _Parameters.of(base), _Parameters.of(own)
+    checks = (_by_position, _by_keyword, _any_more, _needed, _given_twice)
+    return frozenset(problem for check in checks for problem in check(given, taken))
 
 
 def _kind(function: Function) -> str:
@@ -210,46 +220,96 @@ def _kind(function: Function) -> str:
     return words.get(function.binding, function.binding)
 
 
-def _shown(function: Function) -> inspect.Signature:
-    return function.signature if function.binding == "static" else without_first(function.signature)
+@dataclass(frozen=True)
+class _Parameters:
+    """The parameters of a method as its callers see them."""
+
+    positional: tuple[inspect.Parameter, ...]
+    keyword_only: tuple[inspect.Parameter, ...]
+    kinds: frozenset[inspect._ParameterKind]
+
+    @classmethod
+    def of(cls, function: Function) -> _Parameters:
+        signature = function.signature if function.binding == "static" else without_first(function.signature)
+        every = signature.parameters.values()
+        return cls(
+            tuple(item for item in every if item.kind in _POSITIONAL),
+            tuple(item for item in every if item.kind is inspect.Parameter.KEYWORD_ONLY),
+            frozenset(item.kind for item in every),
+        )
+
+    @property
+    def keywords(self) -> frozenset[str]:
+        """The names that can be passed by keyword, ``**`` aside."""
+        named = (item for item in self.positional if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return frozenset(item.name for item in (*named, *self.keyword_only))
+
+    @property
+    def needed_keywords(self) -> frozenset[str]:
+        """The names that have to be passed by keyword."""
+        return frozenset(item.name for item in self.keyword_only if _is_needed(item))
 
 
-def _not_taken(given: Sequence[inspect.Parameter], taken: Sequence[inspect.Parameter]) -> Iterator[str]:
-    """Yield what callers may pass and the override does not take."""
-    by_position = [item for item in taken if item.kind in _POSITIONAL]
-    kinds = {item.kind for item in taken}
-    names = {item.name for item in taken if item.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    for index, item in enumerate(item for item in given if item.kind in _POSITIONAL):
-        if index >= len(by_position):
-            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _by_position(given: _Parameters, taken: _Parameters) -> Iterator[str]:
+    """Yield what is passed by position, and what the override calls or takes otherwise."""
+    for index, item in enumerate(given.positional):
+        if index >= len(taken.positional):
+            if inspect.Parameter.VAR_POSITIONAL not in taken.kinds:
                 yield f"parameter {item.name} is passed, and the override does not take it"
-        elif by_position[index].name != item.name and item.kind is not inspect.Parameter.POSITIONAL_ONLY:
-            yield f"parameter {by_position[index].name} of the override is now called {item.name}"
-    for item in given:
-        if item.kind is inspect.Parameter.KEYWORD_ONLY and item.name not in names:
-            if inspect.Parameter.VAR_KEYWORD not in kinds:
-                yield f"keyword parameter {item.name} is passed, and the override does not take it"
-        elif item.kind in _ANY and item.kind not in kinds:
-            yield f"any further arguments are passed ({item}), and the override does not take them"
+        elif item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            own = taken.positional[index]
+            if own.name != item.name:
+                yield f"parameter {own.name} of the override is now called {item.name}"
+            elif own.kind is inspect.Parameter.POSITIONAL_ONLY:
+                yield f"parameter {own.name} is passed by keyword, and the override takes it by position"
 
 
-def _not_given(given: Sequence[inspect.Parameter], taken: Sequence[inspect.Parameter]) -> Iterator[str]:
-    """Yield what the override needs and callers need not pass."""
-    positional = [item for item in given if item.kind in _POSITIONAL]
-    optional = {item.name for item in given if item.default is not inspect.Parameter.empty}
-    names = {item.name for item in given}
-    if any(item.kind in _ANY for item in given):
+def _by_keyword(given: _Parameters, taken: _Parameters) -> Iterator[str]:
+    """Yield what is passed by keyword and not taken."""
+    if inspect.Parameter.VAR_KEYWORD in taken.kinds:
         return
-    for index, item in enumerate(item for item in taken if item.kind in _POSITIONAL):
-        if item.default is not inspect.Parameter.empty:
+    beyond = given.positional[len(taken.positional) :]
+    rest = [item for item in beyond if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    for item in (*given.keyword_only, *rest):
+        if item.name not in taken.keywords:
+            yield f"keyword parameter {item.name} is passed, and the override does not take it"
+
+
+def _any_more(given: _Parameters, taken: _Parameters) -> Iterator[str]:
+    """Yield ``*`` and ``**`` that the override does not have."""
+    for kind, shown in ((inspect.Parameter.VAR_POSITIONAL, "*"), (inspect.Parameter.VAR_KEYWORD, "**")):
+        if kind in given.kinds and kind not in taken.kinds:
+            yield f"any further arguments are passed ({shown}), and the override does not take them"
+
+
+def _needed(given: _Parameters, taken: _Parameters) -> Iterator[str]:
+    """Yield what the override needs and its callers need not pass."""
+    for index, item in enumerate(taken.positional):
+        if not _is_needed(item):
             continue
-        if index >= len(positional) and item.name not in names:
+        if index < len(given.positional):
+            if not _is_needed(given.positional[index]):
+                yield f"parameter {item.name} of the override has no default, its callers may leave it out"
+        elif item.kind is inspect.Parameter.POSITIONAL_ONLY or item.name not in given.needed_keywords:
             yield f"parameter {item.name} of the override is no longer passed"
-        elif index < len(positional) and positional[index].name in optional:
-            yield f"parameter {item.name} of the override has no default, its callers may leave it out"
-    for item in taken:
-        if item.kind is inspect.Parameter.KEYWORD_ONLY and item.default is inspect.Parameter.empty:
-            if item.name not in names:
-                yield f"keyword parameter {item.name} of the override is no longer passed"
-            elif item.name in optional:
-                yield f"keyword parameter {item.name} of the override has no default"
+    for name in sorted(taken.needed_keywords - given.needed_keywords):
+        fate = "may be left out" if name in given.keywords else "is no longer passed"
+        yield f"keyword parameter {name} of the override {fate}"
+
+
+def _given_twice(given: _Parameters, taken: _Parameters) -> Iterator[str]:
+    """Yield what the override could get by position and by keyword at once."""
+    more = inspect.Parameter.VAR_POSITIONAL in given.kinds
+    reached = taken.positional if more else taken.positional[: len(given.positional)]
+    for index, item in enumerate(reached):
+        same = index < len(given.positional) and given.positional[index].name == item.name
+        if item.kind is inspect.Parameter.POSITIONAL_ONLY or (
+            same and given.positional[index].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ):
+            continue
+        if item.name in given.keywords or inspect.Parameter.VAR_KEYWORD in given.kinds:
+            yield f"parameter {item.name} of the override may be passed by position and by keyword at once"

@@ -237,8 +237,12 @@ class _Checker:
         self.site = Site(path, node.lineno, node.end_lineno or node.lineno)
         wanted = [_condition(text) for text in contract.branch]
         nodes = list(_nodes(node.body, ()))
-        branches = [branch for found, branch in nodes if _matches(contract, found)]
-        if not any(_is_within(wanted, branch) for branch in branches):
+        fitting = [(found, branch) for found, branch in nodes if _matches(contract, found)]
+        there = next((found for found, branch in fitting if _is_within(wanted, branch)), None)
+        if isinstance(there, ast.expr):
+            self.site = Site(path, there.lineno, there.end_lineno or there.lineno)
+        else:
+            branches = [branch for _, branch in fitting]
             conditions = {condition for _, branch in nodes for condition in branch}
             calls = [ast.unparse(found) for found, _ in nodes if _is_call(contract, found)]
             said = self._astray(contract, wanted, branches, conditions)
