@@ -181,8 +181,9 @@ def test_changes_are_named_with_their_file(project: Project) -> None:
     shown = io.StringIO()
     render_third_party(Console(file=shown, width=100), report)
     assert shown.getvalue() == (
-        "CMakeLists.txt\n  kernels: v1.5 -> v1.6\nrequirements/cuda.txt\n  new: new, any\n  old: ==1, gone\n"
-        "  torch: ==2.13.0 -> ==2.14.0\n"
+        "what upstream pins of others:\n"
+        "  CMakeLists.txt\n    kernels: v1.5 -> v1.6\n"
+        "  requirements/cuda.txt\n    new: new, any\n    old: ==1, gone\n    torch: ==2.13.0 -> ==2.14.0\n"
     )
 
 

@@ -13,11 +13,13 @@ from vllm_stack.errors import ConflictError, StackError
 from vllm_stack.rebase import Outcome, Status
 from vllm_stack.replay import ReplayedPatch, Ruling, Verdict
 from vllm_stack.report import Report
+from vllm_stack.thirdparty import render_third_party
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vllm_stack.acceptance import Journal
+    from vllm_stack.thirdparty import ThirdPartyReport
 
 _STYLES = {
     Verdict.CLEAN: "green",
@@ -54,9 +56,11 @@ class RebaseReport(Report):
     tree: str | None
     """Where its files wait."""
     changed: tuple[ChangedFile, ...]
+    third_party: ThirdPartyReport | None
+    """What the releases pin of others; None where a command did not look at both."""
 
     @classmethod
-    def of(cls, outcome: Outcome) -> RebaseReport:
+    def of(cls, outcome: Outcome, third_party: ThirdPartyReport | None = None) -> RebaseReport:
         """Make the report of what a command did."""
         session = outcome.session
         stop = session.state.stop if session else None
@@ -70,6 +74,7 @@ class RebaseReport(Report):
             stop.patch if stop else None,
             str(session.tree.work_tree) if session and stop and stop.conflict else None,
             _changed(outcome.journal),
+            third_party,
         )
 
     @property
@@ -120,6 +125,8 @@ class RebaseReport(Report):
             render_contracts(console, patch.name, patch.contracts)
         for file in self.changed:
             console.print(f"  {file.action}: {file.path}", markup=False)
+        if self.third_party and self.status is not Status.STOPPED:
+            render_third_party(console, self.third_party)
 
 
 def _render_line(console: Console, patch: ReplayedPatch) -> None:

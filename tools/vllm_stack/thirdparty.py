@@ -251,13 +251,15 @@ def _rust(text: str, file: str) -> Iterator[ThirdPartyPin]:
 
 
 def render_third_party(console: Console, report: ThirdPartyReport) -> None:
-    """Print the changes, file by file."""
+    """Print the changes, file by file; nothing where there are none."""
     from rich.markup import escape  # noqa: PLC0415 - only where something is printed
 
+    if report.changes or report.unread:
+        console.print("what upstream pins of others:")
     for file in dict.fromkeys(change.file for change in report.changes):
-        console.print(f"[bold]{escape(file)}[/bold]")
+        console.print(f"  [bold]{escape(file)}[/bold]")
         for change in (change for change in report.changes if change.file == file):
-            console.print(f"  {change.name}: {_step(change)}", markup=False)
+            console.print(f"    {change.name}: {_step(change)}", markup=False)
     for line in report.unread:
         console.print(f"  not read: {line}", markup=False)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from vllm_stack.errors import UsageError
 from vllm_stack.options import offline_option, one_target_option, selected_targets, stack_command
+from vllm_stack.pins import load_pin
 from vllm_stack.rebase import Orders, Rebase
 from vllm_stack.rebasereport import RebaseReport
-from vllm_stack.releases import Source, find_candidate
+from vllm_stack.releases import Source, find_candidate, history_to
+from vllm_stack.sources import base_of
+from vllm_stack.thirdparty import compare_third_party
 
 if TYPE_CHECKING:
     from vllm_stack.workspace import Workspace
@@ -83,9 +87,12 @@ def rebase_upstream(
     candidate = find_candidate(
         workspace, rebase.target, wanted, source=options["source"], offline=options["offline"]
     )
+    present = load_pin(workspace.pin_file(rebase.target))
+    rebase = replace(rebase, history=history_to(workspace, present, candidate, offline=options["offline"]))
+    others = compare_third_party(base_of(workspace, present, offline=True), candidate.base)
     if options["dry_run"]:
-        return RebaseReport.of(rebase.dry_run(candidate, orders))
-    return RebaseReport.of(rebase.start(candidate, orders, wanted))
+        return RebaseReport.of(rebase.dry_run(candidate, orders), others)
+    return RebaseReport.of(rebase.start(candidate, orders, wanted), others)
 
 
 def _orders(options: _Options) -> Orders:
