@@ -122,9 +122,20 @@ def with_patches(text: str, entries: list[SeriesEntry], dropped: Iterable[str] =
         if table is None:
             table = tomlkit.table()
             table.update({"file": entry.file, "topic": entry.topic, "test": entry.test})
+            if entry.contracts:
+                table["contracts"] = _contract_tables(entry)
         tables.append(table)
     document["patches"] = tables
     return _separate_tables(tomlkit.dumps(document))
+
+
+def _contract_tables(entry: SeriesEntry) -> tomlkit.items.AoT:
+    tables = tomlkit.aot()
+    for contract in entry.contracts:
+        table = tomlkit.table()
+        table.update(contract.model_dump(mode="json", exclude_defaults=True))
+        tables.append(table)
+    return tables
 
 
 def _retire(document: tomlkit.TOMLDocument, topic: str, name: str) -> None:

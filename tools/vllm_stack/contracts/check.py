@@ -261,7 +261,7 @@ class Comparison:
                 finding = ContractFinding(
                     new.contract, "series", SERIES, None, new.expected, new.found, contract.why
                 )
-                names = {new.name.rpartition(".")[2]: old.site.path} if new.name and old.site else {}
+                names = {new.gone: old.site.path} if new.gone and old.site else {}
                 broken.append(_Broken(finding, old.site, new.site, names))
         return broken
 

@@ -47,11 +47,16 @@ class Written:
     expected: str
     found: str | None
     site: Site | None = None
-    name: str = ""
+    gone: str = ""
+    """The name that is no longer where it was, if that is what is wrong."""
 
 
 class _BrokenError(Exception):
     """The contract does not hold; the message says what is found."""
+
+    def __init__(self, message: str, gone: str = "") -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 def check_written(contract: Contract, resolver: Resolver) -> Written:
@@ -61,8 +66,8 @@ def check_written(contract: Contract, resolver: Resolver) -> Written:
     try:
         checker.check(contract)
     except _BrokenError as broken:
-        return Written(text, expected, str(broken), checker.site, getattr(contract, "name", ""))
-    return Written(text, expected, None, checker.site, getattr(contract, "name", ""))
+        return Written(text, expected, str(broken), checker.site, broken.gone)
+    return Written(text, expected, None, checker.site)
 
 
 def _describe(contract: Contract) -> tuple[str, str]:  # noqa: PLR0911 - one line per kind
@@ -132,14 +137,14 @@ class _Checker:
 
     def _lookup(self, module: str, name: str) -> Value:
         """Return what a dotted name of a module is."""
-        if self._tree.module(module) is None:
-            raise _BrokenError(f"there is no module {module}")
         first, *rest = name.split(".")
+        if self._tree.module(module) is None:
+            raise _BrokenError(f"there is no module {module}", first)
         value = self._resolver.alias(self._resolver.exported(module, first))
         for part in rest:
             value = self._resolver.attribute(value, part) if isinstance(value, ClassRef) else None
         if value is None or isinstance(value, Missing):
-            raise _BrokenError(f"there is no {name} in {self._tree.path_of(module)}")
+            raise _BrokenError(f"there is no {name} in {self._tree.path_of(module)}", first)
         self.site = site_of(value, self._tree)
         return value
 
