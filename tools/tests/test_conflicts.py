@@ -103,6 +103,19 @@ def test_a_patch_that_applies_has_no_conflict(tmp_path: Path) -> None:
     assert "conflict:" not in shown(conflicts).replace("no conflict:", "")
 
 
+def test_a_hunk_that_is_there_already_is_said_to_be(tmp_path: Path) -> None:
+    wanted = MODULE.replace("return beta", "return 2").replace("return zeta", "return 0")
+    taken = "# head\n" + MODULE.replace("return beta", "return 2")
+    (file,) = explain(tmp_path / "part", {"m.py": MODULE}, {"m.py": taken}, {"m.py": wanted})
+    assert [hunk.outcome for hunk in file.hunks] == ["absorbed", "applies"]
+    assert "hunks 1 (line 8, there already), 2 (line 32) of m.py\n" in shown((file,))
+    # All of it, with a neighbour changed as well.
+    whole = wanted.replace("first_beta + 1", "first_beta - 1")
+    (file,) = explain(tmp_path / "all", {"m.py": MODULE}, {"m.py": whole}, {"m.py": wanted})
+    assert [hunk.outcome for hunk in file.hunks] == ["absorbed", "absorbed"]
+    assert not file.conflicting
+
+
 def test_a_file_that_was_renamed_is_followed(tmp_path: Path) -> None:
     upstream = MODULE.replace("second_beta = first_beta + 1", "second_beta = first_beta - 1")
     wanted = MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from stackproject import FILES, GENERATED, Project, make_sdist, message
+from upstreamrepo import Upstream, pin_git
 
 from vllm_stack.importing import Import, Sources, imports_of
 
@@ -153,6 +154,44 @@ def test_earlier_patches_are_carried_over_first(stacked: Project) -> None:
     (file,) = done.report["explanation"]["files"]
     assert file["path"] == "demo/new.py"
     assert file["conflicting"]
+
+
+def test_a_malformed_patch_has_only_its_faults(stacked: Project) -> None:
+    file = stacked.patch_file("0100-demo-topic-return-a-hundred.patch")
+    file.write_bytes(file.read_bytes().replace(b"@@ -3,7 +3,7 @@", b"@@ -3,7 +3,9 @@"))
+    done = stacked.ok("explain", "0100", "--to", next_release(stacked, FILES), "--offline")
+    explanation = done.report["explanation"]
+    assert (explanation["outcome"], explanation["files"]) == ("malformed", [])
+    assert "header says -7 +9 lines" in explanation["messages"][0]
+
+
+def test_with_a_git_source_the_commits_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    upstream = Upstream(tmp_path / "upstream", dict(UPSTREAM))
+    upstream.tag("1.0.0")
+    upstream.edit("demo/core.py", "return 7\n", "return 70\n", "[Core] Elsewhere (#2)")
+    guilty = upstream.edit("demo/core.py", "return 5\n", "return 55\n", "[Core] Change five (#3)")
+    near = upstream.edit("demo/core.py", "def function_9", "# said\ndef function_9", "[Core] Say it (#4)")
+    base = upstream.edit("demo/backend.py", "(self, query)", "(self, query, key)", "[API] Take a key (#5)")
+    upstream.git("tag", "next")
+    project = Project(tmp_path / "a stack", capsys, files=dict(UPSTREAM))
+    pin_git(project, upstream.url)
+    project.ok("apply")
+    project.write("demo/ours.py", OURS)
+    for number in (1, 5, 9):
+        project.edit("demo/core.py", f"return {number}\n", f"return {number}00\n")
+    project.commit(message("[Demo] Add a file"))
+    project.ok("refresh")
+    done = project.ok("explain", "0100", "--to", "next", "--source", "git")
+    explanation = done.report["explanation"]
+    file = next(file for file in explanation["files"] if file["path"] == "demo/core.py")
+    assert [[commit["id"] for commit in hunk["commits"]] for hunk in file["hunks"]] == [[], [guilty], [near]]
+    assert file["hunks"][1]["commits"][0]["pull_request"] == 3
+    module = next(module for module in explanation["imports"] if module["path"] == "demo/backend.py")
+    changed = next(name for name in module["names"] if name["name"] == "Base")
+    assert [commit["id"] for commit in changed["commits"]] == [base]
+    for commit, number, subject in ((guilty, 3, "[Core] Change five"), (base, 5, "[API] Take a key")):
+        assert f"note: upstream {commit[:12]} (#{number}, 2020-09-13): {subject}\n" in done.out
+    assert "Elsewhere" not in done.out
 
 
 @pytest.mark.parametrize(

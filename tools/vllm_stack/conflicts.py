@@ -160,12 +160,6 @@ class _Reader:
 
     def _agreed(self, result: FileConflict) -> FileConflict:
         """Bring what hunks alone give in line with what carrying the whole patch gave."""
-        if self.attempt.outcome is not Outcome.CONFLICT:
-            hunks = tuple(
-                replace(hunk, outcome="applies") if hunk.outcome == "conflict" else hunk
-                for hunk in result.hunks
-            )
-            return replace(result, hunks=hunks)
         listed = {stages.path for stages in self.attempt.conflicts} & {result.path, result.new_path}
         if any(hunk.outcome == "conflict" for hunk in result.hunks):
             return replace(result, conflicting=True)
@@ -290,7 +284,7 @@ class _Reader:
         result = HunkConflict(
             number,
             _header(hunk),
-            versions.try_hunk(hunk),
+            self._outcome(versions, hunk),
             image.start + 1,
             tuple(map(shown, hunk.lines)),
             Excerpt(span.start + 1, span.of(versions.made_for.lines), _changed(versions.forward, span)),
@@ -301,6 +295,15 @@ class _Reader:
         commits = self._commits(versions.made_for.path, _in_release(versions, span), wanted=wanted)
         result = replace(result, commits=commits)
         return self._explained(result, versions, hunk, image) if result.outcome == "conflict" else result
+
+    def _outcome(self, versions: FileVersions, hunk: Hunk) -> HunkOutcome:
+        """Return what became of a hunk; where the whole file merged, that takes no merge of its own."""
+        paths = {versions.made_for.path, versions.found.path}
+        listed = any(stages.path in paths for stages in self.attempt.conflicts)
+        # Merging may take a deleted file for one that the patch moved, and list it under the other name.
+        if listed or not hunk.new_count or self.attempt.outcome is Outcome.ABSORBED:
+            return versions.try_hunk(hunk)
+        return "absorbed" if versions.has(hunk) else "applies"
 
     def _explained(
         self, result: HunkConflict, versions: FileVersions, hunk: Hunk, image: Span

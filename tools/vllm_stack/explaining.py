@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from vllm_stack.applying import commit_patch
+from vllm_stack.applying import Outcome, commit_patch
 from vllm_stack.carrying import carry
 from vllm_stack.conflicts import explain_conflict, release_of
 from vllm_stack.fileversions import Version, lines_between
@@ -17,7 +17,6 @@ from vllm_stack.replay import own_commits, places_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_stack.applying import Outcome
     from vllm_stack.conflicts import FileConflict
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History, UpstreamCommit
@@ -81,6 +80,8 @@ def explain_patch(
     ``git`` is a workbench that has both. ConflictError when the stack does not apply to its own release.
     """
     place, outcome, messages = _carry_up_to(git, stack, patch, bases)
+    # What cannot be read cannot be compared either.
+    readable = outcome is not Outcome.MALFORMED
     return Explanation(
         patch.name,
         patch.subject,
@@ -88,8 +89,8 @@ def explain_patch(
         release_of(git, bases[1]),
         outcome,
         messages,
-        explain_conflict(place, history, all_commits=True),
-        _Importing(place, history).modules(),
+        explain_conflict(place, history, all_commits=True) if readable else (),
+        _Importing(place, history).modules() if readable else (),
     )
 
 

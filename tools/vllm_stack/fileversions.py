@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from vllm_stack.absorbing import without_absorbed
 from vllm_stack.linemap import LineMap, Span, identity, map_lines
 from vllm_stack.merging import merge
 
@@ -123,6 +124,11 @@ class FileVersions:
         """From the bare old release to the bare new one."""
         return lines_between(self.old, self.new) if self.old and self.new else None
 
+    def has(self, hunk: Hunk) -> bool:
+        """Say whether what a hunk makes stands at its place already."""
+        image = self.image(hunk_span(hunk))
+        return list(self.found.raw_lines[image.start : image.stop]) == _after(hunk)
+
     def try_hunk(self, hunk: Hunk) -> HunkOutcome:
         """Merge one hunk alone into what the patch meets, and say what came of it."""
         git = self.found.git
@@ -131,7 +137,7 @@ class FileVersions:
         base, ours, wanted = (
             git.run("mktree", stdin=f"100644 blob {blob}\tfile\n".encode()).text for blob in blobs
         )
-        merged = merge(git, base, ours, wanted)
+        merged, _ = without_absorbed(git, merge(git, base, ours, wanted))
         if not merged.is_clean:
             return "conflict"
         return "absorbed" if merged.tree == ours else "applies"

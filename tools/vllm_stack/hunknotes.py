@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vllm_stack.fileversions import shown
@@ -114,7 +115,8 @@ def look_for(
     definition = enclosing_definition(made_for.lines, (span.start + span.stop) // 2)
     if definition and found and any(defines(line) == definition for line in found.lines):
         definition = None
-    hit = find_code(place.git, (place.old_base, place.new_base), telling, definition)
+    bases, suffix = (place.old_base, place.new_base), PurePosixPath(made_for.path).suffix
+    hit = find_code(place.git, bases, telling, definition, suffix)
     if hit and found and overlaps(hit, found.path, image):
         hit = None
     return Lost(" ".join(definition) if definition else None, hit)

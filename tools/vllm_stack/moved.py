@@ -88,12 +88,17 @@ def enclosing_definition(lines: Sequence[str], at: int) -> tuple[str, str] | Non
 
 
 def find_code(
-    git: Git, bases: tuple[str, str], wanted: Iterable[str], definition: tuple[str, str] | None
+    git: Git,
+    bases: tuple[str, str],
+    wanted: Iterable[str],
+    definition: tuple[str, str] | None,
+    suffix: str = "",
 ) -> Elsewhere | None:
     """Look in the files that changed between two releases for code that is not where it was.
 
-    ``wanted`` are its lines: the place found is the one that has most of them together, if it has enough.
-    Failing that it is the only new place of ``definition``, a kind ("def", "class") and a name.
+    Only files that end in ``suffix`` are searched. ``wanted`` are its lines: the place found is the one that
+    has most of them together, if it has enough. Failing that it is the only new place of ``definition``, a
+    kind ("def", "class") and a name.
     """
     telling = list(dict.fromkeys(line.strip() for line in wanted if len(line.strip()) >= _TELLING_LENGTH))
     telling = telling[:_MOST_LINES]
@@ -102,7 +107,9 @@ def find_code(
     if not patterns:
         return None
     changed = changed_paths(git, *bases)
-    hits = {path: found for path, found in _grep(git, bases[1], patterns).items() if path in changed}
+    where = [f":(top,glob)**/*{suffix}"] if suffix else []
+    found_lines = _grep(git, bases[1], patterns, where)
+    hits = {path: found for path, found in found_lines.items() if path in changed}
     places = [_densest(path, found, telling) for path, found in hits.items()]
     best = max((place for place in places if place), key=lambda place: place.found, default=None)
     if best and best.found >= max(2, _ENOUGH * len(telling)):
@@ -122,18 +129,15 @@ def _only_definition(
         if defines(text) == (kind, name)
     ]
     paths = sorted({place.path for place in places})
-    before = _grep(git, old, [phrase], paths) if paths else {}
+    before = _grep(git, old, [phrase], [f":(top,literal){path}" for path in paths]) if paths else {}
     fresh = [place for place in places if place.path not in before]
     return fresh[0] if len(fresh) == 1 else None
 
 
-def _grep(
-    git: Git, commit: str, texts: list[str], paths: Sequence[str] = ()
-) -> dict[str, list[tuple[int, str]]]:
+def _grep(git: Git, commit: str, texts: list[str], where: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
     """Return the lines of a commit that contain any of the texts, by path: number from 1 and the line."""
     words = [word for text in texts for word in ("-e", text)]
     plain = ("-I", "-n", "-z", "--no-color", "--no-column", "--full-name", "--no-heading", "--no-break")
-    where = [f":(literal,top){path}" for path in paths]
     done = git.run("grep", *plain, "--fixed-strings", *words, commit, "--", *where, check=False)
     hits: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in done.stdout.split(b"\n"):

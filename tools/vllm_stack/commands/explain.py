@@ -9,9 +9,8 @@ import click
 
 from vllm_stack.explaining import Explanation, explain_patch
 from vllm_stack.explainview import render_explanation
-from vllm_stack.gitsource import UpstreamRepository
 from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
-from vllm_stack.releases import Source, find_candidate
+from vllm_stack.releases import Source, find_candidate, history_to
 from vllm_stack.report import Report
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack, choose_patch
@@ -20,8 +19,6 @@ from vllm_stack.workbench import open_workbench
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vllm_stack.gitsource import History
-    from vllm_stack.releases import Candidate
     from vllm_stack.workspace import Workspace
 
 
@@ -68,16 +65,11 @@ def explain(
     stacks = [Stack.load(workspace, name) for name in selected_targets(workspace, targets)]
     stack, chosen = choose_patch(stacks, patch)
     candidate = find_candidate(workspace, stack.target, to, source=cast("Source", source), offline=offline)
-    history = _history(workspace, stack, candidate, offline=offline) if source == "git" else None
+    history = history_to(workspace, stack.pin, candidate, offline=offline)
     old = base_of(workspace, stack.pin, offline=offline)
     with open_workbench(old, candidate.base) as git:
         bases = (old.commit, candidate.base.commit)
         return ExplainReport(stack.target, explain_patch(git, stack, chosen, bases, history))
-
-
-def _history(workspace: Workspace, stack: Stack, candidate: Candidate, *, offline: bool) -> History:
-    repository = UpstreamRepository.of(workspace, stack.pin, offline=offline)
-    return repository.history(stack.pin.tag, candidate.pin.tag)
 
 
 command = stack_command("explain")(explain)
