@@ -103,9 +103,8 @@ class Rebase:
                 resolutions=resolutions,
                 rulings=state.rulings,
             )
-        return Outcome(
-            Status.DRY_RUN, self.target, pair.old, pair.new, candidate.notes, replay=done, stack=stack
-        )
+        notes = (*candidate.notes, *candidate.lacks)
+        return Outcome(Status.DRY_RUN, self.target, pair.old, pair.new, notes, replay=done, stack=stack)
 
     # -- the rebase itself
 
