@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from stackproject import GENERATED, Project, make_sdist, message
 
 from vllm_stack.base import Base
 from vllm_stack.commands import rebase_upstream
+from vllm_stack.git import Git
 from vllm_stack.hashing import sha256_bytes
 from vllm_stack.pins import load_pin, parse_pin
 from vllm_stack.releases import Candidate
@@ -104,10 +104,11 @@ class Rebased:
         return found
 
     def _refs(self) -> bytes:
-        words = ["git", "-C", str(self.project.checkout), "for-each-ref", "--format=%(refname) %(objectname)"]
-        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_CONFIG_GLOBAL": "/dev/null"}
-        refs = subprocess.run(words, capture_output=True, check=True, env=environment).stdout
-        return refs + (self.project.checkout / ".git" / "HEAD").read_bytes()
+        """Return where the refs are; of the notes what they say, as their history grows with each writing."""
+        words = ("for-each-ref", "--format=%(refname) %(objectname) %(tree)")
+        refs = Git.checkout(self.project.checkout).run(*words).lines
+        shown = (" ".join(line.split()[::2]) if line.startswith("refs/notes/") else line for line in refs)
+        return "\n".join(shown).encode() + (self.project.checkout / ".git" / "HEAD").read_bytes()
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the tree in which a conflict is resolved."""

@@ -6,6 +6,7 @@ interrupts the work, it can be finished from the journal or taken back with it, 
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -102,20 +103,23 @@ class Journal:
                 hint="its *.before files are the project's files as they were",
             ) from error
 
-    def carry_out(self, root: Path) -> None:
-        """Make every file what it will be. May be run again after an interruption."""
+    def carry_out(self, root: Path, session: Path) -> None:
+        """Make every file what it will be. May be run again after an interruption.
+
+        What is being written lies in ``session``, the rebase's folder, until it is complete.
+        """
         self._require_known(root)
         for name in self.folders:
             (root / name).mkdir(exist_ok=True)
             sync_directory((root / name).parent)
         for file in self.files:
-            _make(root / file.path, file.after)
+            _make(root / file.path, file.after, session / _FOLDER / "part")
 
-    def undo(self, root: Path) -> None:
-        """Make every file what it was. May be run again after an interruption."""
+    def undo(self, root: Path, session: Path) -> None:
+        """Make every file what it was, in the same way."""
         self._require_known(root)
         for file in reversed(self.files):
-            _make(root / file.path, file.before)
+            _make(root / file.path, file.before, session / _FOLDER / "part")
         for name in reversed(self.folders):
             if (root / name).is_dir() and not any((root / name).iterdir()):
                 (root / name).rmdir()
@@ -149,9 +153,22 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _make(path: Path, data: bytes | None) -> None:
+def _make(path: Path, data: bytes | None, part: Path) -> None:
+    """Make a file what it shall be; ``part`` is where it is until it is complete.
+
+    Beside the file itself something would stay behind when the process is killed.
+    """
+    if _read(path) == data:
+        return
     if data is None:
-        path.unlink(missing_ok=True)
-    elif _read(path) != data:
+        path.unlink()
+    else:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        write_atomic(path, data, mode=mode)
+        write_atomic(part, data, mode=mode)
+        try:
+            part.replace(path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            write_atomic(path, data, mode=mode)
+    sync_directory(path.parent)

@@ -103,5 +103,6 @@ def _settle_interruption(checkout: Checkout) -> bool:
 
 def _unlock(checkout: Checkout, *names: str) -> None:
     """Remove the locks that a git leaves that is killed; it was ours that worked on what they guard."""
-    for name in names:
-        (checkout.folder / ".git" / f"{name}.lock").unlink(missing_ok=True)
+    folder = checkout.folder / ".git"
+    for left in (*(folder / f"{name}.lock" for name in names), *folder.glob(".vllm-stack.json.*.part")):
+        left.unlink(missing_ok=True)

@@ -160,7 +160,7 @@ class Rebase:
                 checkout = Checkout.find(self.workspace.checkout(self.target))
                 if journal.checkout and checkout:
                     move_back(checkout, journal.checkout.before)
-                journal.undo(self.workspace.root)
+                journal.undo(self.workspace.root, session.folder)
             session.remove()
             return Outcome(Status.ABORTED, self.target, state.old, state.new)
 
@@ -322,7 +322,7 @@ class Rebase:
     def _finish(self, session: Session, journal: Journal) -> Outcome:
         """Carry the journal out and end the rebase. May be run again after an interruption."""
         state = session.state
-        journal.carry_out(self.workspace.root)
+        journal.carry_out(self.workspace.root, session.folder)
         checkout = Checkout.find(self.workspace.checkout(self.target))
         if journal.checkout and checkout:
             stack = Stack.load(self.workspace, self.target, within_rebase=True)
