@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: What the interpreter tells of before it does it, with the arguments that are paths.
 _EVENTS = {"os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "shutil.rmtree": 1}
@@ -22,26 +22,27 @@ _GIT = {"checkout", "index-pack", "init", "notes", "read-tree", "symbolic-ref", 
 _TOLD = "the step that was wanted"
 
 
-def is_step(folder: Path, event: str, arguments: tuple[Any, ...]) -> bool:
-    """Say whether an audit event is about to change something below ``folder``."""
+def is_step(folders: tuple[str, ...], event: str, arguments: tuple[Any, ...]) -> bool:
+    """Say whether an audit event is about to change something below one of ``folders``."""
     if event == "subprocess.Popen":
         environment = arguments[3] or {}
-        return bool(_GIT & set(arguments[1])) and str(environment.get("GIT_DIR", "")).startswith(f"{folder}/")
+        return bool(_GIT & set(arguments[1])) and str(environment.get("GIT_DIR", "")).startswith(folders)
     if event == "open":
         path, _, flags = arguments
         changes = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
-        return changes and str(path).startswith(f"{folder}/")
+        return changes and str(path).startswith(folders)
     paths = arguments[: _EVENTS.get(event, 0)]
-    return any(isinstance(path, (str, Path)) and str(path).startswith(f"{folder}/") for path in paths)
+    return any(isinstance(path, (str, Path)) and str(path).startswith(folders) for path in paths)
 
 
-def watch(folder: Path, action: Callable[[int], None]) -> None:
+def watch(folders: Sequence[Path], action: Callable[[int], None]) -> None:
     """Call ``action`` with the number of each step, from 1, before it is done."""
     steps = 0
+    names = tuple(f"{folder}/" for folder in folders)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal steps
-        if (event in _EVENTS or event in ("open", "subprocess.Popen")) and is_step(folder, event, arguments):
+        if (event in _EVENTS or event in ("open", "subprocess.Popen")) and is_step(names, event, arguments):
             steps += 1
             action(steps)
 
@@ -109,12 +110,15 @@ class Fork:
         return self.wait()
 
 
-def count_steps(folder: Path, work: Callable[[], int]) -> int:
-    """Return how many steps ``work`` takes below ``folder``, having done it in a fork."""
+def count_steps(folders: Sequence[Path], work: Callable[[], int]) -> int:
+    """Return how many steps ``work`` takes below ``folders``, having done it in a fork."""
     reader, writer = os.pipe()
 
+    def count(_step: int) -> None:
+        os.write(writer, b".")
+
     def counted() -> int:
-        watch(folder, lambda _step: os.write(writer, b".") and None)
+        watch(folders, count)
         return work()
 
     fork = Fork.of(counted)
