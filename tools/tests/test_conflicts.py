@@ -14,6 +14,7 @@ from tworeleases import Content, Files, TwoReleases
 
 from vllm_stack.conflicts import FileConflict, explain_conflict
 from vllm_stack.conflictview import printable, render_conflicts
+from vllm_stack.moved import enclosing_definition
 from vllm_stack.report import to_plain
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def test_only_the_hunk_that_conflicts_is_called_so(tmp_path: Path) -> None:
     assert not any("moved down" in line for line in hunk.upstream_change)
     assert "+    second_beta = first_beta + 2" in hunk.ours
     text = shown((file,))
-    assert "conflict: 0100-demo-change.patch hunk 1 of m.py:11\n" in text
+    assert "conflict: 0100-demo-change.patch hunk 1 of m.py:11, in `def beta`\n" in text
     assert "  the patch was made for 1.0.0 (~ not in 2.0.0)\n" in text
     assert "   9 | ~     second_beta = first_beta + 1\n" in text
     assert "  upstream 2.0.0 has (~ not in 1.0.0)\n" in text
@@ -129,7 +130,7 @@ def test_a_file_that_was_renamed_is_followed(tmp_path: Path) -> None:
     assert "conflict: 0100-demo-change.patch: m.py: under another name in 2.0.0\n" in text
     assert f"note: 2.0.0 has it as lib/other.py ({file.similarity} % the same)\n" in text
     assert "help: make the change in lib/other.py: 1 of 2 hunks fit there\n" in text
-    assert "hunk 1 of lib/other.py:6\n" in text
+    assert "hunk 1 of lib/other.py:6, in `def beta`\n" in text
 
 
 def test_a_file_that_was_deleted_names_what_the_patch_goes_for(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_file_that_was_deleted_names_what_the_patch_goes_for(tmp_path: Path) -
     text = shown((file,))
     assert "m.py: not in 2.0.0\n" in text
     assert "note: 2.0.0 does not have it, nor a file that is half the same\n" in text
-    assert "it says that it goes when upstream does the same\n" in text
+    assert "help: leave the file out, or change what took its place; the whole patch goes when" in text
 
 
 def test_a_file_that_both_delete_leaves_nothing_to_do(tmp_path: Path) -> None:
@@ -183,7 +184,20 @@ def test_lines_that_are_gone_show_what_is_around_their_place(tmp_path: Path) -> 
     assert hunk.new_upstream.lines
     assert hunk.elsewhere is None
     assert "m.py has no `def beta` in 2.0.0" in hunk.notes
-    assert hunk.help[0].startswith("see whether the patch is still needed; it says that it goes when")
+    assert hunk.help[0].startswith("2.0.0 does not have what the hunk changes: leave the hunk out")
+
+
+def test_a_place_whose_lines_stand_alone_is_shown_with_what_is_around(tmp_path: Path) -> None:
+    body = [f"step_{n} = compute_step(values, {n})" for n in range(8)]
+    old = "# head\n" * 9 + function("alpha", *body) + MODULE
+    new = "# head\n" * 9 + function("alpha", "return other_way(values)", body[3], "done(values)") + MODULE
+    wanted = old.replace("compute_step(values, 3)", "compute_step(values, 4)")
+    (file,) = explain(tmp_path, {"m.py": old}, {"m.py": new}, {"m.py": wanted})
+    (hunk,) = file.hunks
+    assert (hunk.outcome, hunk.within) == ("conflict", "def alpha")
+    assert "`def alpha` begins at m.py:10 in 2.0.0" in hunk.notes
+    assert hunk.new_upstream
+    assert "def alpha(values, scale):" in hunk.new_upstream.lines
 
 
 def test_our_new_file_that_exists_upstream_is_compared_with_it(tmp_path: Path) -> None:
@@ -315,6 +329,53 @@ class UpstreamCommit:
     subject: str
     pull_request: int | None
     date: str
+
+
+@pytest.mark.parametrize(
+    ("line", "definition"),
+    [
+        (0, None),
+        (2, "class Outer"),
+        (4, "def Outer.method"),
+        (7, "def Outer.method"),
+        (9, "def Outer.method.inner"),
+        (11, "def Outer.method"),
+        (13, None),
+        (15, "def last"),
+    ],
+)
+def test_the_definition_around_a_line(line: int, definition: str | None) -> None:
+    text = """\
+import os
+class Outer:
+    field = 1
+
+    async def method(
+        self,
+    ) -> None:
+        first = [
+# a comment at the margin
+        def inner(): return 1
+        ]
+        last = 2
+
+VALUE = [
+]
+def last(
+    argument,
+): return 1
+"""
+    found = enclosing_definition(text.splitlines(), line)
+    assert (str(found) if found else None) == definition
+
+
+def test_a_method_is_looked_for_in_its_own_class(tmp_path: Path) -> None:
+    methods = [f"    def __init__(self):\n        self.value_of_{n} = {n}\n\n" for n in range(3)]
+    old = "".join(f"class Kind{n}:\n{method}" for n, method in enumerate(methods))
+    new = old.replace("        self.value_of_2 = 2\n", "        return\n")
+    (file,) = explain(tmp_path, {"m.py": old}, {"m.py": new}, {"m.py": old.replace("= 2", "= 3")})
+    (hunk,) = file.hunks
+    assert (hunk.outcome, hunk.within) == ("conflict", "def Kind2.__init__")
 
 
 class Known:

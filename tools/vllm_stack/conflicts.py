@@ -18,9 +18,10 @@ from vllm_stack.hunknotes import (
     describe_loss,
     describe_origin,
     describe_presence,
+    going,
     look_for,
-    still_needed,
     suggest,
+    surrounding,
 )
 from vllm_stack.linemap import LineMap, Span, unified
 from vllm_stack.moved import Elsewhere, renames
@@ -28,6 +29,7 @@ from vllm_stack.moved import Elsewhere, renames
 if TYPE_CHECKING:
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History, UpstreamCommit
+    from vllm_stack.moved import Definition
     from vllm_stack.patch import FileDiff, Hunk
     from vllm_stack.replay import PatchPlace
 
@@ -72,6 +74,8 @@ class HunkConflict:
     """Where the lines, or the definition around them, seem to be now."""
     notes: tuple[str, ...] = ()
     help: tuple[str, ...] = ()
+    within: str | None = None
+    """The Python definition that it changes, in the old release, e.g. ``def name``."""
 
 
 @dataclass(frozen=True)
@@ -214,14 +218,15 @@ class _Reader:
             result,
             hunks=hunks,
             notes=(f"{result.new_release} does not have it, nor a file that is half the same",),
-            help=(still_needed(self.place.patch),),
+            help=(f"leave the file out, or change what took its place{going(self.place.patch)}",),
         )
 
     def _gone(self, made_for: Version, hunk: Hunk, number: int) -> HunkConflict:
         """Return a hunk of a file that the new release does not have."""
         span = hunk_span(hunk)
-        lost = look_for(self.place, made_for, None, span, Span(0, 0))
+        lost = look_for(self.place, made_for, None, hunk, Span(0, 0))
         elsewhere = lost.elsewhere if lost else None
+        release = release_of(self.place.git, self.place.new_base)
         return HunkConflict(
             number,
             _header(hunk),
@@ -234,7 +239,8 @@ class _Reader:
             self._commits(made_for.path, span, wanted=True),
             elsewhere,
             (),
-            (suggest(self.place.patch, hunk, lost, made_for.path),) if elsewhere else (),
+            (suggest(self.place.patch, hunk, lost, made_for.path, release),) if elsewhere else (),
+            _text(surrounding(made_for, hunk)),
         )
 
     def _examine_added(self, file: FileDiff) -> FileConflict:
@@ -251,7 +257,7 @@ class _Reader:
         ours = Version(place.git, place.old_after, file.path)
         if ours.blob == found.blob:
             same = f"{result.new_release} has the very same file"
-            return replace(result, notes=(same,), help=(still_needed(place.patch),))
+            return replace(result, notes=(same,), help=(f"leave the file out{going(place.patch)}",))
         return self._appeared(result, file, FileVersions(ours, found, None, None))
 
     def _blocking_parent(self, path: str) -> str | None:
@@ -273,7 +279,8 @@ class _Reader:
             Excerpt(1, theirs.lines, _changed(lines.inverse(), Span(0, lines.new_length))),
             unified(ours.lines, theirs.lines, lines, whole),
         )
-        return replace(result, hunks=(hunk,), notes=(note,), help=(still_needed(self.place.patch),))
+        advice = f"make one file of the two, or leave ours out{going(self.place.patch)}"
+        return replace(result, hunks=(hunk,), notes=(note,), help=(advice,))
 
     def _hunks(self, file: FileDiff, versions: FileVersions) -> tuple[HunkConflict, ...]:
         return tuple(self._hunk(versions, hunk, number) for number, hunk in enumerate(file.hunks, 1))
@@ -290,6 +297,7 @@ class _Reader:
             Excerpt(span.start + 1, span.of(versions.made_for.lines), _changed(versions.forward, span)),
             _excerpt_now(versions, image),
             _upstream_change(versions, span),
+            within=_text(surrounding(versions.made_for, hunk)),
         )
         wanted = result.outcome == "conflict" or (self.all_commits and bool(result.upstream_change))
         commits = self._commits(versions.made_for.path, _in_release(versions, span), wanted=wanted)
@@ -311,9 +319,10 @@ class _Reader:
         """Add to a hunk in conflict what can be said in words."""
         place, span, found = self.place, hunk_span(hunk), versions.found
         release = release_of(place.git, place.new_base)
-        lost = look_for(place, versions.made_for, found, span, image)
+        lost = look_for(place, versions.made_for, found, hunk, image)
         return replace(
             result,
+            new_upstream=_excerpt_now(versions, image, alone=lost is not None),
             elsewhere=lost.elsewhere if lost else None,
             notes=(
                 *describe_origin(place, versions, span),
@@ -321,7 +330,7 @@ class _Reader:
                 *describe_loss(lost, found.path, release),
                 *describe_presence(hunk, found, image),
             ),
-            help=(suggest(place.patch, hunk, lost, f"{found.path}:{image.start + 1}"),),
+            help=(suggest(place.patch, hunk, lost, f"{found.path}:{image.start + 1}", release),),
         )
 
     def _commits(self, path: str, span: Span | None, *, wanted: bool) -> tuple[UpstreamCommit, ...]:
@@ -340,12 +349,15 @@ def _changed(lines: LineMap, span: Span) -> tuple[int, ...]:
     return tuple(line + 1 for part in gone for line in part if span.start <= line < span.stop)
 
 
-def _excerpt_now(versions: FileVersions, image: Span) -> Excerpt:
-    """Return the lines that a hunk meets; where there are none, those around the place."""
+def _text(definition: Definition | None) -> str | None:
+    return str(definition) if definition else None
+
+
+def _excerpt_now(versions: FileVersions, image: Span, *, alone: bool = False) -> Excerpt:
+    """Return the lines that a hunk meets; where there are none, or they stand ``alone``, those around too."""
     lines = versions.found.lines
-    if not image:
+    if alone or not image:
         image = Span(max(0, image.start - _AROUND), min(len(lines), image.stop + _AROUND))
-        return Excerpt(image.start + 1, image.of(lines))
     return Excerpt(image.start + 1, image.of(lines), _changed(versions.forward.inverse(), image))
 
 

@@ -186,7 +186,8 @@ _STATUS = {
 
 def _render_hunk(view: View, file: FileConflict, hunk: HunkConflict) -> None:
     where = file.new_path or file.path
-    text = f"{file.patch} hunk {hunk.number} of {where}:{hunk.line}"
+    inside = f", in `{hunk.within}`" if hunk.within else ""
+    text = f"{file.patch} hunk {hunk.number} of {where}:{hunk.line}{inside}"
     view.heading("conflict" if hunk.outcome == "conflict" else "doubt", text, "bold red")
     if hunk.old_upstream:
         title = f"the patch was made for {file.old_release} (~ not in {file.new_release})"

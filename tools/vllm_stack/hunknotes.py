@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from vllm_stack.fileversions import shown
+from vllm_stack.fileversions import hunk_span, shown
 from vllm_stack.linemap import Span
 from vllm_stack.moved import defines, enclosing_definition, find_code, overlaps
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm_stack.fileversions import FileVersions, Version
-    from vllm_stack.moved import Elsewhere
+    from vllm_stack.moved import Definition, Elsewhere
     from vllm_stack.patch import Hunk, Patch
     from vllm_stack.replay import PatchPlace
 
@@ -100,36 +100,56 @@ class Lost:
     """A place whose lines are mostly not where they should be."""
 
     definition: str | None
-    """The definition around them, e.g. ``def name``, if the file lacks it now."""
+    """The definition around them, e.g. ``def name``."""
+    begins: int | None
+    """Where the file has that definition now, from 1."""
     elsewhere: Elsewhere | None
 
 
+def surrounding(made_for: Version, hunk: Hunk) -> Definition | None:
+    """Return the Python definition that the first changed line of a hunk is in."""
+    if not made_for.path.endswith(".py"):
+        return None
+    before = next((at for at, line in enumerate(hunk.lines) if line[:1] in (b"+", b"-")), 0)
+    # An added line belongs to what the line before it is in.
+    at = hunk_span(hunk).start + before - (hunk.lines[before][:1] == b"+")
+    return enclosing_definition(made_for.lines, at) if 0 <= at < len(made_for.lines) else None
+
+
 def look_for(
-    place: PatchPlace, made_for: Version, found: Version | None, span: Span, image: Span
+    place: PatchPlace, made_for: Version, found: Version | None, hunk: Hunk, image: Span
 ) -> Lost | None:
     """Look for where the lines of a hunk's place went; None when most of them are where they should be."""
-    telling = [line for line in span.of(made_for.lines) if line.strip()]
+    telling = [line for line in hunk_span(hunk).of(made_for.lines) if line.strip()]
     there = {line.strip() for line in image.of(found.lines)} if found else set()
     if sum(line.strip() in there for line in telling) * 2 > len(telling):
         return None
-    definition = enclosing_definition(made_for.lines, (span.start + span.stop) // 2)
-    if definition and found and any(defines(line) == definition for line in found.lines):
-        definition = None
+    definition = surrounding(made_for, hunk)
+    begins = _line_of(found, definition) if found and definition else None
     bases, suffix = (place.old_base, place.new_base), PurePosixPath(made_for.path).suffix
-    hit = find_code(place.git, bases, telling, definition, suffix)
+    hit = find_code(place.git, bases, telling, None if begins else definition, suffix)
     if hit and found and overlaps(hit, found.path, image):
         hit = None
-    return Lost(" ".join(definition) if definition else None, hit)
+    return Lost(str(definition) if definition else None, begins, hit)
 
 
-def describe_loss(lost: Lost | None, path: str | None, release: str) -> tuple[str, ...]:
-    """Say which definition the file has no more."""
-    if lost is None or lost.definition is None or path is None:
+def _line_of(found: Version, definition: Definition) -> int | None:
+    """Return where a file has a definition of that name inside the same others, from 1."""
+    own = (definition.kind, definition.name)
+    at = (at for at, line in enumerate(found.lines) if defines(line) == own)
+    return next((line + 1 for line in at if enclosing_definition(found.lines, line) == definition), None)
+
+
+def describe_loss(lost: Lost | None, path: str, release: str) -> tuple[str, ...]:
+    """Say where the definition around a place is now, or that the file has it no more."""
+    if lost is None or lost.definition is None:
         return ()
-    return (f"{path} has no `{lost.definition}` in {release}",)
+    if lost.begins is None:
+        return (f"{path} has no `{lost.definition}` in {release}",)
+    return (f"`{lost.definition}` begins at {path}:{lost.begins} in {release}",)
 
 
-def suggest(patch: Patch, hunk: Hunk, lost: Lost | None, where: str) -> str:
+def suggest(patch: Patch, hunk: Hunk, lost: Lost | None, where: str, release: str) -> str:
     """Say what to do about a hunk in conflict; ``where`` is its place now, as path:line."""
     if lost is None:
         return f"make the patch's change to the lines at {where}"
@@ -139,11 +159,11 @@ def suggest(patch: Patch, hunk: Hunk, lost: Lost | None, where: str) -> str:
         return f"make the change at {there.path}:{there.line}, which has {what}"
     if not any(line[:1] == b"-" for line in hunk.lines):
         return f"the hunk only adds lines: put them where they belong now, at or near {where}"
-    return still_needed(patch)
+    instead = "leave the hunk out, or make its change to what is there instead"
+    return f"{release} does not have what the hunk changes: {instead}{going(patch)}"
 
 
-def still_needed(patch: Patch) -> str:
-    """Say under which circumstances the patch may go."""
+def going(patch: Patch) -> str:
+    """Say when the patch as a whole may go, as the end of a sentence."""
     when = patch.trailer("Drop-When")
-    reason = f"; it says that it goes when {when}" if when else ""
-    return f"see whether the patch is still needed{reason}"
+    return f"; the whole patch goes when {when}" if when else ""

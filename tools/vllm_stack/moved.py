@@ -64,45 +64,72 @@ def changed_paths(git: Git, old: str, new: str) -> frozenset[str]:
     return frozenset(git.run("diff-tree", *words, old, new).fields)
 
 
+@dataclass(frozen=True)
+class Definition:
+    """A class or function of a Python file."""
+
+    kind: str
+    """``class`` or ``def``."""
+    path: tuple[str, ...]
+    """The names of those around it, and its own last."""
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return self.path[-1]
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its name is one that Python gives a meaning."""
+        return self.name.startswith("__") and self.name.endswith("__")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'.'.join(self.path)}"
+
+
 def defines(line: str) -> tuple[str, str] | None:
     """Return ("def" or "class", name) of a line of Python that begins a definition."""
     match = _DEFINITION.match(line)
     return (match[2], match[3]) if match else None
 
 
-def enclosing_definition(lines: Sequence[str], at: int) -> tuple[str, str] | None:
-    """Return ("def" or "class", name) of the innermost definition around line ``at`` (from 0), or None."""
-    within = None
+def enclosing_definition(lines: Sequence[str], at: int) -> Definition | None:
+    """Return the innermost class or function around line ``at`` (from 0) of a Python file, or None."""
+    names: list[str] = []
+    kind = ""
+    within: int | None = None
     for line in reversed(lines[: at + 1]):
-        text = line.rstrip("\r")
-        if not text.strip():
+        text = line.strip()
+        # Blank lines and comments may stand anywhere; a closing bracket ends a signature of several lines.
+        if not text or text.startswith((")", "]", "}", "#")):
             continue
-        indent = len(text) - len(text.lstrip())
-        match = _DEFINITION.match(text)
-        if match and (within is None or indent < within):
-            return match[2], match[3]
+        indent = len(line) - len(line.lstrip())
+        found = defines(line)
+        if found and (within is None or indent < within):
+            kind = kind or found[0]
+            names.insert(0, found[1])
         within = indent if within is None else min(within, indent)
-        if within == 0 and not match and not text.startswith((")", "]", "}", "#", "@")):
-            return None
-    return None
+        if within == 0:
+            break
+    return Definition(kind, tuple(names)) if names else None
 
 
 def find_code(
     git: Git,
     bases: tuple[str, str],
     wanted: Iterable[str],
-    definition: tuple[str, str] | None,
+    definition: Definition | None,
     suffix: str = "",
 ) -> Elsewhere | None:
     """Look in the files that changed between two releases for code that is not where it was.
 
     Only files that end in ``suffix`` are searched. ``wanted`` are its lines: the place found is the one that
-    has most of them together, if it has enough. Failing that it is the only new place of ``definition``, a
-    kind ("def", "class") and a name.
+    has most of them together, if it has enough. Failing that it is the only new place of ``definition``.
     """
     telling = list(dict.fromkeys(line.strip() for line in wanted if len(line.strip()) >= _TELLING_LENGTH))
     telling = telling[:_MOST_LINES]
-    phrase = " ".join(definition) if definition else None
+    # Every class may have an __init__.
+    phrase = f"{definition.kind} {definition.name}" if definition and not definition.is_special else None
     patterns = [*telling, *([phrase] if phrase else [])]
     if not patterns:
         return None
