@@ -77,6 +77,7 @@ class Inference:
     def __init__(self, resolver: Resolver) -> None:
         self.resolver = resolver
         self._depth = 0
+        self._variables: dict[Variable, Value | Missing | None] = {}
 
     def value(self, expression: ast.expr, scope: Scope) -> Value | Missing | None:
         """Return what an expression evaluates to: what it refers to, or an instance of its class."""
@@ -131,9 +132,18 @@ class Inference:
         return value if held is None or isinstance(held, Missing) else held
 
     def _held(self, variable: Variable, module: Module, owner: ClassRef | None) -> Value | Missing | None:
-        scope = UpstreamScope(self, module, variable.method, owner)
+        """Return what a variable of a module, a class or an instance holds; found out once for each."""
+        if variable not in self._variables:
+            self._variables[variable] = None  # what is defined by itself means nothing known
+            self._variables[variable] = self._evaluated(variable, module, owner)
+        return self._variables[variable]
+
+    def _evaluated(
+        self, variable: Variable, module: Module, owner: ClassRef | None
+    ) -> Value | Missing | None:
         if variable.annotation is not None:
             return self.annotation(variable.annotation, UpstreamScope(self, module))
+        scope = UpstreamScope(self, module, variable.method, owner)
         return None if variable.value is None else self.value(variable.value, scope)
 
     def parameter(

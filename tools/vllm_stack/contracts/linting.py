@@ -41,7 +41,7 @@ def contracts_on_pin(base: Base, stack: Stack) -> tuple[PatchContracts, ...]:
     Patches that do not apply to the pin are left out: nothing can be said of them.
     """
     found = []
-    for place in _places(base, stack):
+    for place in places_on_pin(base, stack):
         with Comparison.open(place) as comparison:
             false = tuple(
                 FalseContract(place.patch.name, one.contract, one.expected, one.found)
@@ -52,7 +52,8 @@ def contracts_on_pin(base: Base, stack: Stack) -> tuple[PatchContracts, ...]:
     return tuple(found)
 
 
-def _places(base: Base, stack: Stack) -> Iterator[PatchPlace]:
+def places_on_pin(base: Base, stack: Stack) -> Iterator[PatchPlace]:
+    """Yield where each patch is that applies, as if the release that it is for were the new one too."""
     commit = base.commit
     before = commit
     results = try_stack(base.git, commit, stack.patches)

@@ -102,6 +102,7 @@ class FunctionScope:
         self._first_name = next(iter(self._parameters), None)
         self._locals: dict[str, list[ast.expr | Import | None]] = defaultdict(list)
         self._declared: dict[str, ast.expr] = {}
+        self._known: dict[str, Value | Missing | None] = {}
         for statement in flatten(node.body):
             self._bind(statement, package)
         for walrus in _inside(node):
@@ -124,6 +125,13 @@ class FunctionScope:
 
     def name(self, name: str) -> Value | Missing | None:
         """Return what a plain name means."""
+        if name not in self._known:
+            # A name that is defined by itself means nothing known.
+            self._known[name] = None
+            self._known[name] = self._looked_up(name)
+        return self._known[name]
+
+    def _looked_up(self, name: str) -> Value | Missing | None:
         bound = self._locals.get(name, [])
         if name in self._parameters:
             return None if bound else self._parameter(name)

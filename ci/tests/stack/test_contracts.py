@@ -1,0 +1,158 @@
+"""What the real patches rely on in the real pinned sources, and that a change of these is noticed."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from realstacks import ROOT, TARGETS
+from vllm_stack.contracts import check_contracts
+from vllm_stack.contracts.linting import contracts_on_pin, places_on_pin
+from vllm_stack.merging import Side, sides, with_sides
+from vllm_stack.sources import base_of
+from vllm_stack.stack import Stack
+from vllm_stack.workbench import open_workbench
+from vllm_stack.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from vllm_stack.base import Base
+    from vllm_stack.git import Git
+    from vllm_stack.replay import PatchPlace
+
+#: Seconds of processor time for the contracts of the whole stack; it takes about two.
+LIMIT = 5.0
+BACKEND = "triton-mla-sparse-add-the-triton-mla-sparse-backend"
+SPARSE = "vllm/model_executor/layers/attention/sparse_mla_attention.py"
+#: A few that must be among the derived ones: if one is not, something is no longer looked at.
+DERIVED = (
+    "class vllm.model_executor.layers.attention.sparse_mla_attention.SparseMLACommonImpl has method "
+    "_forward_mqa_kernel(self, q, kv_cache, topk_indices, valid_counts, *, layer, block_size, is_decode) "
+    "to override",
+    "class vllm.v1.attention.backend.AttentionImplBase declares supports_dcp, which TritonMLASparseImpl sets",
+    "class vllm.config.attention.AttentionConfig has attribute hisparse_config",
+    "vllm.v1.worker.workspace.WorkspaceManager.get_simultaneous accepts (*_)",
+    "vllm.config.cache.CacheConfig accepts (block_size=_)",
+    "vllm.v1.attention.backends.mla.triton_mla_sparse.TritonMLASparseImpl implements every abstract method "
+    "of its bases",
+)
+#: File, what is replaced in it, and a part of the finding that this must give.
+CHANGES = [
+    (SPARSE, "_forward_mqa_kernel", "_run_mqa_kernel", "has a method _forward_mqa_kernel"),
+    (
+        SPARSE,
+        "        is_decode: bool,\n",
+        "        is_first: bool,\n",
+        "keyword parameter is_first is passed",
+    ),
+    (SPARSE, "class SparseMLACommonImpl(", "class SparseMLABaseImpl(", "there is no SparseMLACommonImpl in"),
+    (SPARSE, "    metadata_cls: type[T]\n", "", "declares metadata_cls"),
+    (
+        SPARSE,
+        "supports_spec_as_decode: bool = False,",
+        "as_decode: bool = False,",
+        "'supports_spec_as_decode'",
+    ),
+    ("vllm/v1/attention/backend.py", "    supports_dcp: bool = False\n", "", "declares supports_dcp"),
+    (
+        "vllm/v1/attention/backend.py",
+        "def max_decode_query_len(",
+        "def longest_decode(",
+        "no max_decode_query_len",
+    ),
+    ("vllm/config/attention.py", "hisparse_config:", "sparse_config:", "of it has hisparse_config"),
+    ("vllm/v1/worker/workspace.py", "def get_simultaneous(", "def get_all(", "of it has get_simultaneous"),
+    ("vllm/v1/attention/ops/metadata.py", None, None, "there is no such module"),
+    (
+        "vllm/models/deepseek_v32/attention.py",
+        "self.impl.prepare_for_batch",
+        "self.impl.prepare",
+        "is not there in",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> tuple[Base, Stack]:
+    """A real stack and the imported sources of its pin."""
+    workspace = Workspace.locate(ROOT)
+    stack = Stack.load(workspace, request.param)
+    return base_of(workspace, stack.pin, offline=False), stack
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[PatchPlace]:
+    """The patch that adds the backend, in a repository that can be written to."""
+    workspace = Workspace.locate(ROOT)
+    stack = Stack.load(workspace, "vllm")
+    base = base_of(workspace, stack.pin, offline=False)
+    with open_workbench(base) as git:
+        found = [place for place in places_on_pin(base, stack) if BACKEND[:40] in place.patch.name]
+        yield replace(found[0], git=git)
+
+
+def test_the_own_release_breaks_nothing(target: tuple[Base, Stack]) -> None:
+    places = list(places_on_pin(*target))
+    assert len(places) == len(target[1].patches)
+    assert [check_contracts(place) for place in places] == [()] * len(places)
+
+
+def test_every_patch_has_contracts_and_those_that_are_written_are_true(target: tuple[Base, Stack]) -> None:
+    patches = contracts_on_pin(*target)
+    assert [patch.false for patch in patches] == [()] * len(target[1].patches)
+    assert all(patch.contracts for patch in patches)
+
+
+def test_what_the_backend_relies_on_is_derived() -> None:
+    workspace = Workspace.locate(ROOT)
+    stack = Stack.load(workspace, "vllm")
+    patches = contracts_on_pin(base_of(workspace, stack.pin, offline=False), stack)
+    listed = {contract.contract for patch in patches for contract in patch.contracts}
+    assert [contract for contract in DERIVED if contract not in listed] == []
+
+
+def changed(git: Git, commit: str, edits: Mapping[str, tuple[str, str] | None]) -> str:
+    """Return ``commit`` with text replaced in some files, or (None) without the file."""
+    new: dict[str, Side | None] = {}
+    for path, edit in edits.items():
+        if edit is None:
+            new[path] = None
+            continue
+        text = git.blob(commit, path).decode()
+        assert edit[0] in text
+        data = text.replace(*edit).encode()
+        mode = sides(git, commit, [path])[path].mode
+        new[path] = Side(mode, git.run("hash-object", "-w", "--stdin", stdin=data).text)
+    return git.run("commit-tree", with_sides(git, git.tree(commit), new), "-m", "changed").text
+
+
+@pytest.mark.parametrize(("path", "old", "new", "expected"), CHANGES)
+def test_a_change_of_upstream_is_noticed(
+    backend: PatchPlace, path: str, old: str | None, new: str | None, expected: str
+) -> None:
+    edits = {path: None if old is None or new is None else (old, new)}
+    base, before, after = (
+        changed(backend.git, commit, edits)
+        for commit in (backend.new_base, backend.new_before, backend.old_after)
+    )
+    findings = check_contracts(replace(backend, new_base=base, new_before=before, new_after=after))
+    assert [finding for finding in findings if expected in finding.found]
+    shown = [line for finding in findings for line in finding.upstream_change]
+    assert any(line.startswith("-") and (old or "").split("\n")[0] in line for line in shown)
+
+
+def test_it_costs_little(target: tuple[Base, Stack]) -> None:
+    def spent() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
+    places = list(places_on_pin(*target))
+    start = spent()
+    for place in places:
+        check_contracts(place)
+    assert spent() - start < LIMIT
