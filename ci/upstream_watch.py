@@ -45,21 +45,21 @@ class Watched:
 # -- the report
 
 
-def report(root: Path, folder: Path, wanted: dict[str, str]) -> int:
+def report(root: Path, folder: Path, wanted: dict[str, str], *, git: bool) -> int:
     """Try each stack on its latest release (or what ``wanted`` names) and write what was found.
 
+    With ``git`` upstream's repository is used where it can be: its commits are named then.
     Returns the exit status: 1 when a target's release could not be found or read; the others are written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Watched] = []
     status = 0
     for target in wanted or dict.fromkeys(targets(root), "latest"):
-        document, text = dry_run(root, folder, target, wanted.get(target, "latest"))
-        if document is None:
-            print(f"{target}: {text}", file=sys.stderr)
+        done = tried(root, folder, target, wanted.get(target, "latest"), git=git)
+        if done is None:
             status = 1
             continue
-        found.append(watched(document, text))
+        found.append(watched(*done))
         print(
             f"{found[-1].title}\n\n{found[-1].body}"
             if found[-1].is_new
@@ -67,6 +67,18 @@ def report(root: Path, folder: Path, wanted: dict[str, str]) -> int:
         )
     (folder / "watch.json").write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n")
     return status
+
+
+def tried(
+    root: Path, folder: Path, target: str, wanted: str, *, git: bool
+) -> tuple[dict[str, Any], str] | None:
+    """Return the report of a dry run, as JSON and as text; None when there is none, which is said."""
+    for source in ("git", "sdist") if git else ("sdist",):
+        document, text = dry_run(root, folder, target, wanted, source)
+        if document is not None:
+            return document, text
+        print(f"{target}, from {source}: {text}", file=sys.stderr)
+    return None
 
 
 def nothing_new(one: Watched) -> str:
@@ -79,12 +91,24 @@ def targets(root: Path) -> list[str]:
     return sorted(path.stem for path in (root / "upstream").glob("*.toml"))
 
 
-def dry_run(root: Path, folder: Path, target: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
+def dry_run(
+    root: Path, folder: Path, target: str, wanted: str, source: str
+) -> tuple[dict[str, Any] | None, str]:
     """Return the report of a dry run, as JSON and as text; None, and the error, when there is none."""
     path = folder / f"{target}.json"
-    command = [ROOT / "tools" / "vllm-stack", "rebase-upstream", wanted, "--dry-run", "--target", target]
+    command = [ROOT / "tools" / "vllm-stack", "rebase-upstream", wanted, "--dry-run"]
     done = subprocess.run(
-        [*map(str, command), "--root", str(root), "--json", str(path)],
+        [
+            *map(str, command),
+            "--target",
+            target,
+            "--source",
+            source,
+            "--root",
+            str(root),
+            "--json",
+            str(path),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -253,12 +277,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="TARGET=VERSION",
         help="report on this instead of the latest",
     )
+    parser.add_argument("--git", action="store_true", help="name upstream's commits, from its repository")
     given = parser.parse_args(arguments)
     if given.step == "publish":
         publish(given.folder)
         return 0
     wanted = dict(named.partition("=")[::2] for named in given.release)
-    return report(given.root, given.folder, wanted)
+    return report(given.root, given.folder, wanted, git=given.git)
 
 
 if __name__ == "__main__":

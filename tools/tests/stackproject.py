@@ -196,6 +196,7 @@ class Project:
         for config in (
             *self.root.glob("upstream/*/.git/config"),
             *self.root.glob("cache/bases/*.git/config"),
+            *self.root.glob("cache/clones/*.git/config"),
             *self.root.glob(".vllm-stack/*/repo.git/config"),
         ):
             if "# spoilt" not in config.read_text():

@@ -8,14 +8,14 @@ import json
 import os
 import venv
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from indexserver import IndexServer, serve
 
 from vllm_stack.connection import IndexSession, explain, redact
 from vllm_stack.errors import NetworkError, StackError, UsageError
-from vllm_stack.index import Candidate, Miss, PackageIndex, as_url, local_path
+from vllm_stack.index import Candidate, Miss, Offer, PackageIndex, as_url, local_path
 from vllm_stack.pip_config import PipConfig
 
 if TYPE_CHECKING:
@@ -294,6 +294,60 @@ def test_a_remote_page_cannot_point_into_the_local_file_system(server: IndexServ
 def test_home_is_expanded_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert as_url("~/wheels") == (tmp_path / "wheels").as_uri()
+
+
+# -- all that a source lists
+
+
+def listed(index: PackageIndex) -> list[tuple[str, str | None, int | None]]:
+    results = list(index.listing("demo"))
+    return [(one.filename, one.place.sha256, one.place.size) for one in results if isinstance(one, Offer)]
+
+
+@pytest.mark.parametrize("style", ["html", "json"])
+def test_all_files_of_a_page_are_listed(server: IndexServer, style: Literal["html", "json"]) -> None:
+    server.style = style
+    server.files["demo-1.0-py3-none-any.whl"] = b"wheel"
+    server.advertised["demo-1.0-py3-none-any.whl"] = None
+    server.yanked[NAME] = "broken"
+    index = index_of(index_url=server.index)
+    assert listed(index) == [(NAME, SHA, None), ("demo-1.0-py3-none-any.whl", None, None)]
+    yanked = [result.yanked for result in index.listing("demo") if isinstance(result, Offer)]
+    assert yanked == ["broken", None]
+
+
+def test_a_folder_of_links_is_listed_without_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(DATA)
+    (tmp_path / "other-2.0-py3-none-any.whl").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "demo-3.0.tar.gz").mkdir()
+    folder = index_of(find_links=(str(tmp_path),), no_index=True)
+    assert listed(folder) == [(NAME, None, len(DATA)), ("other-2.0-py3-none-any.whl", None, 1)]
+    file = index_of(find_links=(str(tmp_path / NAME),), no_index=True)
+    assert listed(file) == [(NAME, None, len(DATA))]
+
+
+def test_a_local_page_of_links_is_listed(server: IndexServer, tmp_path: Path) -> None:
+    write_page(tmp_path / "pages", f"../{NAME}#sha256={SHA}", "https://h.invalid/demo-2.0.tar.gz")
+    page = index_of(find_links=(str(tmp_path / "pages" / "index.html"),), no_index=True)
+    assert listed(page) == [(NAME, SHA, None), ("demo-2.0.tar.gz", None, None)]
+    named = index_of(find_links=(f"{server.url}/files/{NAME}",), no_index=True)
+    assert listed(named) == [(NAME, None, None)]
+
+
+def test_a_remote_page_lists_no_local_files(server: IndexServer, tmp_path: Path) -> None:
+    server.links = tmp_path.as_uri() + "/"
+    assert listed(index_of(index_url=server.index)) == []
+
+
+def test_what_could_not_be_listed_is_said(server: IndexServer, tmp_path: Path) -> None:
+    server.page_statuses = [403]
+    index = index_of(
+        index_url=server.index,
+        extra_index_urls=(tmp_path.as_uri(), "ftp://h.invalid/simple", "http://127.0.0.1:9/simple"),
+    )
+    misses = [result for result in index.listing("demo") if isinstance(result, Miss)]
+    assert [miss.failed for miss in misses] == [True, False, True, True]
 
 
 # -- connections

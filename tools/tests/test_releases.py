@@ -9,7 +9,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from indexserver import IndexServer, serve
+from indexserver import Answer, IndexServer, serve
 from stackproject import FILES, GENERATED, Project, make_sdist
 from upstreamrepo import generated, index_of
 from wheelkit import BUILT, INFO, SOURCES, make_wheel
@@ -253,6 +253,28 @@ def test_a_size_that_nobody_tells_is_learnt_by_fetching(
     wheel = find(project, server, "1.1.0").pin.wheels[0]
     assert wheel.size == len("1.1.0 x86_64")
     assert (project.workspace.downloads / wheel.sha256 / wheel.filename).read_bytes() == b"1.1.0 x86_64"
+
+
+def test_a_file_that_is_cut_off_is_not_learnt(project: Project, server: IndexServer, tmp_path: Path) -> None:
+    server.sizes = server.heads = False
+    offer(server, tmp_path, "1.1.0")
+    server.answers = [Answer(cut=10), Answer(cut=3, framing="chunked")]
+    for _ in range(2):
+        with pytest.raises(NetworkError, match=r"no package source gave demo-1\.1\.0"):
+            find(project, server, "1.1.0")
+    assert not list(project.workspace.cache.rglob("*.part"))
+    assert find(project, server, "1.1.0").complete
+
+
+def test_bytes_that_are_not_those_of_the_hash_are_not_kept(
+    project: Project, server: IndexServer, tmp_path: Path
+) -> None:
+    server.sizes = server.heads = False
+    offer(server, tmp_path, "1.1.0")
+    server.answers = [Answer(body=b"other bytes")]
+    with pytest.raises(IntegrityError, match="with sha256"):
+        find(project, server, "1.1.0")
+    assert [path for path in project.workspace.downloads.rglob("*") if path.is_file()] == []
 
 
 def test_hashes_that_no_source_gives_are_learnt_and_said(project: Project, tmp_path: Path) -> None:

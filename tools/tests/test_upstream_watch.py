@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from indexserver import IndexServer, serve
-from upstreamrepo import Upstream
+from upstreamrepo import Upstream, pin_git
 
 import upstream_watch as watch
 
@@ -205,7 +205,7 @@ def test_a_text_fits_into_an_issue() -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """The user's only package source, once the launcher has made its environment from the real ones."""
-    assert watch.dry_run(Path("/nonexistent"), Path("/nonexistent"), "x", "x")[0] is None
+    assert watch.dry_run(Path("/nonexistent"), Path("/nonexistent"), "x", "x", "auto")[0] is None
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -233,6 +233,26 @@ def test_a_new_release_is_found_tried_and_told(
     assert "| `0200-second-return-nine-hundred.patch` | conflict |" in issue["body"]
     assert "demo/core.py" in issue["body"]
     assert json.loads((folder / "demo.json").read_text())["new_release"] == "1.1.0"
+
+
+def test_upstreams_repository_is_used_where_it_can_be(
+    stacked: Project, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_STACK_CACHE", str(stacked.root / "cache"))
+    upstream = Upstream(tmp_path / "upstream")
+    upstream.tag("1.0.0")
+    upstream.edit("demo/core.py", "return 9\n", "return 99\n", "[Core] Return ninety-nine (#4321)")
+    upstream.tag("1.1.0")
+    server.files |= upstream.archives("1.1.0")
+    words = ["report", str(tmp_path / "out"), "--root", str(stacked.root), "--git"]
+    assert watch.main(words) == 0
+    done = stacked.capsys.readouterr()
+    assert "cannot reach" in done.err
+    assert "conflict" in done.out
+    assert "#4321" not in done.out
+    pin_git(stacked, upstream.url)
+    assert watch.main(words) == 0
+    assert "#4321" in stacked.capsys.readouterr().out
 
 
 def test_no_new_release_is_said_and_closes_the_issue(

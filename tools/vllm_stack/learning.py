@@ -7,24 +7,21 @@ the user is told.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from vllm_stack.atomic import sync_directory
 from vllm_stack.connection import TRANSFER_ERRORS, explain
 from vllm_stack.errors import IntegrityError, NetworkError
-from vllm_stack.hashing import sha256_file
 from vllm_stack.index import local_path
 from vllm_stack.pins import PinnedFile
 from vllm_stack.progress import megabytes
+from vllm_stack.transfer import claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from vllm_stack.index import Candidate, PackageIndex
     from vllm_stack.listing import ListedFile
@@ -83,51 +80,32 @@ class Learner:
 
     def _download(self, filename: str, place: Candidate, expected: str | None) -> Learned:
         """Fetch the file to learn its hash and size, and keep it in the cache."""
-        self.progress.note(
-            f"{filename}: {place.source} does not give its {'size' if expected else 'hash'}; fetching it"
-        )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _temporary(self.folder) as (part, stream):
-            self._copy(place, stream)
-            digest, size = sha256_file(part), part.stat().st_size
-            if expected and digest != expected:
-                raise IntegrityError(f"{place.source} gives {filename} with sha256 {digest}, not {expected}")
-            self.progress.note(f"{filename}: {megabytes(size)}, sha256 {digest}")
-            file = PinnedFile(filename=filename, sha256=digest, size=size)
-            _keep(part, self.folder / digest / filename)
+        missing = "size" if expected else "hash"
+        self.progress.note(f"{filename}: {place.source} does not give its {missing}; fetching it")
+        waiting = partial(self.progress.note, f"{filename}: another process is fetching it; waiting")
+        with claim(self.folder / "learning" / filename, waiting=waiting) as part:
+            part.restart()  # what an interrupted run left may be of another source
+            for block in self._blocks(place):
+                part.write(block)
+            if expected not in (None, part.sha256):
+                raise IntegrityError(
+                    f"{place.source} gives {filename} with sha256 {part.sha256}, not {expected}"
+                )
+            file = PinnedFile(filename=filename, sha256=part.sha256, size=part.position)
+            (self.folder / file.sha256).mkdir(parents=True, exist_ok=True)
+            part.commit(self.folder / file.sha256 / filename)
+        self.progress.note(f"{filename}: {megabytes(file.size)}, sha256 {file.sha256}")
         return Learned(file, vouched=expected is not None)
 
-    def _copy(self, place: Candidate, stream: BinaryIO) -> None:
+    def _blocks(self, place: Candidate) -> Iterator[bytes]:
+        """Yield the bytes of the file. One of TRANSFER_ERRORS when they stop before its end."""
         if urlsplit(place.url).scheme == "file":
             with local_path(place.url).open("rb") as source:
-                while block := source.read(_BLOCK):
-                    stream.write(block)
-        else:
-            headers = {"Accept-Encoding": "identity"}
-            timeout = self.index.config.timeout
-            with self.index.session.get(place.url, headers=headers, stream=True, timeout=timeout) as response:
-                response.raise_for_status()
-                # urllib3 counts: an answer that is cut off is an error.
-                response.raw.enforce_content_length = True
-                for block in response.raw.stream(_BLOCK, decode_content=False):
-                    stream.write(block)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    descriptor, name = tempfile.mkstemp(prefix=".learn-", suffix=".part", dir=folder)
-    path = Path(name)
-    try:
-        with os.fdopen(descriptor, "w+b") as stream:
-            yield path, stream
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _keep(part: Path, final: Path) -> None:
-    final.parent.mkdir(exist_ok=True)
-    part.chmod(0o644)
-    part.replace(final)
-    sync_directory(final.parent)
+                yield from iter(lambda: source.read(_BLOCK), b"")
+            return
+        headers, timeout = {"Accept-Encoding": "identity"}, self.index.config.timeout
+        with self.index.session.get(place.url, headers=headers, stream=True, timeout=timeout) as response:
+            response.raise_for_status()
+            # An answer that is cut off is an error: urllib3 counts its bytes.
+            response.raw.enforce_content_length = True
+            yield from response.raw.stream(_BLOCK, decode_content=False)

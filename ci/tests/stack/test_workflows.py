@@ -70,7 +70,7 @@ def test_the_watch_may_do_little() -> None:
     # What runs is in the repository; no value from outside is put into a shell's words.
     commands = re.findall(r"(?m)^\s*run: (.*)$", text)
     assert commands == [
-        "python3 ci/upstream_watch.py report watch",
+        "python3 ci/upstream_watch.py report watch --git",
         "python3 ci/upstream_watch.py publish watch",
     ]
     assert "github.token" not in jobs["report"]
