@@ -403,6 +403,14 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, str]]]] = [
         [("demo.up defines x", "there is no x"), ("class demo.up.C has method m(self)", "has m")],
     ),
     (
+        "an attribute that the code can do without",
+        "class C:\n    x = 1\n    y = 1\n",
+        "class C: pass\n",
+        "from demo.up import C\ndef f(c: C):\n    g = lambda d=c.y: d\n"
+        "    return c.x if hasattr(c, 'x') else g()\n",
+        [("class demo.up.C has attribute y", "has y")],
+    ),
+    (
         "a name that is served lazily",
         "environment = {'A': 1, 'B': 2}\ndef __getattr__(name): return environment[name]\n",
         "environment = {'A': 1}\ndef __getattr__(name): return environment[name]\n",

@@ -27,6 +27,8 @@ class PatchStatus:
     subject: str
     upstream_status: str
     paths: tuple[str, ...]
+    written_contracts: int
+    """How many contracts the series has for it; `lint` lists them with the derived ones."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,14 @@ def _status(workspace: Workspace, target: str) -> TargetStatus:
     stack = Stack.load(workspace, target)
     patches = tuple(
         PatchStatus(
-            patch.name, patch.topic or "", patch.subject, patch.trailer("Upstream-Status") or "", patch.paths
+            patch.name,
+            patch.topic or "",
+            patch.subject,
+            patch.trailer("Upstream-Status") or "",
+            patch.paths,
+            len(entry.contracts),
         )
-        for patch in stack.patches
+        for patch, entry in zip(stack.patches, stack.series.patches, strict=True)
     )
     return TargetStatus(
         target,

@@ -75,7 +75,15 @@ class Releases:
         return _shortened([f"--- a/{path}", f"+++ b/{path}", *_with_headers(chosen)])
 
     def _diff(self, before: str, after: str, context: int) -> list[_Line]:
-        words = ("diff", "--no-color", "--no-ext-diff", f"--unified={context}", before, after)
+        words = (
+            "diff",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            f"--unified={context}",
+            before,
+            after,
+        )
         said = self.git.run(*words).stdout.decode("utf-8", "replace")
         return list(_numbered(said.splitlines()))
 
@@ -91,7 +99,21 @@ class Releases:
 
     def _index(self, top: str) -> dict[str, list[str]]:
         """Find all module-level definitions of a package with one search."""
-        words = ("grep", "-n", "-z", "-E", "-e", _DEFINITION, self.new_commit, "--", f"{top}/*.py")
+        words = (
+            "grep",
+            "--no-color",
+            "--no-column",
+            "--no-heading",
+            "--no-break",
+            "-n",
+            "-z",
+            "-E",
+            "-e",
+            _DEFINITION,
+            self.new_commit,
+            "--",
+            f"{top}/*.py",
+        )
         found: dict[str, list[str]] = {}
         for line in self.git.run(*words, check=False).stdout.decode("utf-8", "replace").split("\n"):
             path, _, rest = line.partition(":")[2].partition("\0")

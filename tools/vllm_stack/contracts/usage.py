@@ -58,6 +58,8 @@ class Walker(ast.NodeVisitor):
         self._scope: Scope = self._file
         self._class: ClassRef | None = None
         self._guarded: set[ast.stmt] = set()
+        #: Attributes that the code asks for with `hasattr`: it can do without them.
+        self._asked: set[str] = set()
         self._docstrings: set[ast.expr] = set()
 
     # -- help ------------------------------------------------------------------------------------------
@@ -169,10 +171,12 @@ class Walker(ast.NodeVisitor):
     def visit_Module(self, node: ast.Module) -> None:
         """Walk the file."""
         self._mark_docstring(node)
+        self._asked.update(_asked_for(node))
         self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         """Walk the lambda in its own scope."""
+        self._visit_in(self._scope, [*node.args.defaults, *filter(None, node.args.kw_defaults)])
         self._visit_in(BlockScope(lambda_names(node), self._scope), [node.body])
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
@@ -248,6 +252,8 @@ class Walker(ast.NodeVisitor):
             self._note(self._observer.declared(key, value.cls, node.attr, line))
 
     def _attribute(self, key: Hashable, value: Value | Missing | None, name: str, line: int) -> None:
+        if name in self._asked:
+            return
         if isinstance(value, ModuleRef):
             self._note(self._observer.attribute_of_module(key, value.name, name, line))
         elif isinstance(value, (ClassRef, InstanceRef)):
@@ -308,6 +314,14 @@ class Walker(ast.NodeVisitor):
 
 def _text(cause: Cause) -> str:
     return cause.module if cause.name is None else f"{cause.module}.{cause.name}"
+
+
+def _asked_for(node: ast.Module) -> Iterator[str]:
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and dotted(call.func) == "hasattr" and len(call.args) > 1:
+            name = call.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value
 
 
 def _caught(handler: ast.ExceptHandler) -> list[ast.expr]:
