@@ -38,8 +38,19 @@ class Watched:
 
     @property
     def is_new(self) -> bool:
-        """Whether there is a release that the stack is not on."""
-        return self.latest != self.pinned
+        """Whether there is a release that the stack is not on yet."""
+        return order(self.latest) > order(self.pinned)
+
+
+def order(version: str) -> tuple[list[int], bool, list[int]]:
+    """Return what a normalized version is sorted by: its numbers, whether it is final, and what follows."""
+    release, suffix = re.fullmatch(r"([\d.]*\d)(.*)", version).groups()  # type: ignore[union-attr]
+    final = not re.search(r"a|b|rc|dev", suffix)
+    return (
+        [int(part) for part in release.split(".")],
+        final,
+        [int(part) for part in re.findall(r"\d+", suffix)],
+    )
 
 
 # -- the report
@@ -60,10 +71,11 @@ def report(root: Path, folder: Path, wanted: dict[str, str], *, git: bool) -> in
             status = 1
             continue
         found.append(watched(*done))
+        one = found[-1]
         print(
-            f"{found[-1].title}\n\n{found[-1].body}"
-            if found[-1].is_new
-            else f"{target}: {nothing_new(found[-1])}"
+            f"{one.title}\n\n{one.body}"
+            if one.is_new or target in wanted
+            else f"{target}: {nothing_new(one)}"
         )
     (folder / "watch.json").write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n")
     return status
@@ -73,17 +85,23 @@ def tried(
     root: Path, folder: Path, target: str, wanted: str, *, git: bool
 ) -> tuple[dict[str, Any], str] | None:
     """Return the report of a dry run, as JSON and as text; None when there is none, which is said."""
-    for source in ("git", "sdist") if git else ("sdist",):
-        document, text = dry_run(root, folder, target, wanted, source)
-        if document is not None:
-            return document, text
-        print(f"{target}, from {source}: {text}", file=sys.stderr)
-    return None
+    document, text = dry_run(root, folder, target, wanted, "sdist")
+    if document is None:
+        print(f"{target}: {text}", file=sys.stderr)
+        return None
+    # Upstream's repository is large: it is asked only when there is something to tell.
+    if git and order(document["new_release"]) > order(document["old_release"]):
+        better, detailed = dry_run(root, folder, target, wanted, "git")
+        if better is not None:
+            return better, detailed
+        print(f"{target}, without upstream's commits: {detailed}", file=sys.stderr)
+        (folder / f"{target}.json").write_text(json.dumps(document, indent=2) + "\n")
+    return document, text
 
 
 def nothing_new(one: Watched) -> str:
-    """Say that the stack is on the latest release."""
-    return f"the stack is on {one.pinned}, the latest release"
+    """Say that there is nothing to move to."""
+    return f"the stack is on {one.pinned}, the latest release is {one.latest}"
 
 
 def targets(root: Path) -> list[str]:
@@ -116,7 +134,7 @@ def dry_run(
     if done.returncode not in _TRIED or not path.is_file():
         return None, done.stderr.strip() or f"exit status {done.returncode}"
     document: dict[str, Any] = json.loads(path.read_text())
-    return document, done.stdout
+    return (document, done.stdout) if "patches" in document else (None, done.stderr.strip())
 
 
 # -- the text of an issue
@@ -239,7 +257,7 @@ def decide(one: Watched, own: Sequence[dict[str, Any]]) -> Iterator[tuple[str, .
     opened = [issue for issue in own if issue["state"] == "OPEN"]
     if not one.is_new:
         for issue in opened:
-            yield "issue", "close", str(issue["number"]), "--comment", f"{nothing_new(one).capitalize()}."
+            yield "issue", "close", str(issue["number"]), "--comment", f"Done: {nothing_new(one)}."
         return
     if not opened:
         # An issue about this very release that somebody closed stays closed.

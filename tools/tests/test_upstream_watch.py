@@ -199,6 +199,23 @@ def test_a_text_fits_into_an_issue() -> None:
     assert "[cut here; all of it is in the artifact of the run]\n```\n\n</details>\n" in body
 
 
+@pytest.mark.parametrize(
+    ("pinned", "latest", "new"),
+    [
+        ("0.9.0", "0.10.0", True),
+        ("0.33.0", "0.33.0", False),
+        ("0.34.0", "0.33.0", False),
+        ("0.33.0", "0.33.0.post1", True),
+        ("0.33.0.post1", "0.33.0", False),
+        ("0.34.0rc2", "0.34.0", True),
+        ("0.34.0rc2", "0.33.0", False),
+        ("0.34.0.dev12", "0.34.0", True),
+    ],
+)
+def test_only_a_newer_release_is_told(pinned: str, latest: str, *, new: bool) -> None:
+    assert replace(ONE, pinned=pinned, latest=latest).is_new is new
+
+
 # -- from the index to the issue
 
 
@@ -262,9 +279,20 @@ def test_no_new_release_is_said_and_closes_the_issue(
     server.files["demo-1.0.0.tar.gz"] = stacked.sdist.read_bytes()
     stacked.capsys.readouterr()
     assert watch.main(["report", str(tmp_path / "out"), "--root", str(stacked.root)]) == 0
-    assert stacked.capsys.readouterr().out == "demo: the stack is on 1.0.0, the latest release\n"
+    assert stacked.capsys.readouterr().out == "demo: the stack is on 1.0.0, the latest release is 1.0.0\n"
     (found,) = json.loads((tmp_path / "out" / "watch.json").read_text())
     assert found["latest"] == found["pinned"]
+
+
+def test_a_stack_that_does_not_apply_to_its_own_release_fails_the_run(
+    stacked: Project, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_STACK_CACHE", str(stacked.root / "cache"))
+    server.files["demo-1.0.0.tar.gz"] = stacked.sdist.read_bytes()
+    first = stacked.patch_file(stacked.stack.patches[0].name)
+    first.write_bytes(first.read_bytes().replace(b"-    return 1\n", b"-    return 7\n"))
+    assert watch.main(["report", str(tmp_path / "out"), "--root", str(stacked.root)]) == 1
+    assert "does not apply to its own release" in stacked.capsys.readouterr().err
 
 
 def test_an_index_that_fails_fails_the_run_but_not_the_report(
