@@ -157,7 +157,12 @@ class UpstreamRepository:
     def environment(self) -> dict[str, str]:
         """What git may reach: upstream's kind of address, or (offline) nothing."""
         kept = {name: os.environ[name] for name in _CONNECTION if name in os.environ}
-        return {**kept, "GIT_ALLOW_PROTOCOL": "" if self.offline else urlsplit(self.url).scheme}
+        # Nobody is there to be asked about a host or a password.
+        return {
+            **kept,
+            "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+            "GIT_ALLOW_PROTOCOL": "" if self.offline else urlsplit(self.url).scheme,
+        }
 
     def _reach(self, git: Git, *words: str) -> GitResult:
         """Run a command that asks upstream. NetworkError when that fails; ls-remote may find nothing (2)."""

@@ -45,6 +45,18 @@ class _Rename:
 
 
 @dataclass(frozen=True)
+class _Followed:
+    """A path of the old release on its way to the new one."""
+
+    end: str
+    """The last revision that has it under some name."""
+    name: str
+    """Its name there."""
+    renames: tuple[UpstreamCommit, ...]
+    """The commits that renamed it, and the one that deleted it."""
+
+
+@dataclass(frozen=True)
 class History:
     """The commits that are in ``new`` and not in ``old``, in a clone of upstream's repository."""
 
@@ -81,19 +93,31 @@ class History:
         if not self._has(self.old, path):
             yield from self._log("--no-renames", self.new, f"^{self.old}", "--", f":(literal){path}")
             return
-        renames = tuple(self._renames(path))
-        end, name = self.new, path
-        for rename in renames:
-            yield from self._log("--no-walk", rename.commit)
-            name = rename.successor or name
-            if rename.successor is None:
-                end = f"{rename.commit}^"
-        self._prefetch(end, [path, *(rename.successor for rename in renames if rename.successor)])
+        followed = self._followed(path)
+        yield from followed.renames
+        end, name = followed.end, followed.name
         lines = self._lines_at(f"{self.old}:{path}", f"{end}:{name}", old_lines)
         if lines:
             # -L follows renames only where the configuration, which is ours, does.
             words = ("-M", "--no-patch", f"-L{lines.start},{lines.stop - 1}:{name}", end, f"^{self.old}")
             yield from self._log(*words)
+
+    @cached_property
+    def _known(self) -> dict[str, _Followed]:
+        return {}
+
+    def _followed(self, path: str) -> _Followed:
+        """Return where a path of the old release ends, and fetch what it held on the way, once."""
+        if path not in self._known:
+            renames = tuple(self._renames(path))
+            end, name = self.new, path
+            for rename in renames:
+                name = rename.successor or name
+                end = end if rename.successor else f"{rename.commit}^"
+            self._prefetch(end, [path, *(rename.successor for rename in renames if rename.successor)])
+            commits = [commit for rename in renames for commit in self._log("--no-walk", rename.commit)]
+            self._known[path] = _Followed(end, name, tuple(commits))
+        return self._known[path]
 
     def _log(self, *words: str) -> Iterator[UpstreamCommit]:
         settings = ("-c", "diff.renames=true", "-c", "log.follow=false")
