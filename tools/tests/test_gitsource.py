@@ -131,7 +131,8 @@ def test_any_revision_can_be_tried(project: Project, upstream: Upstream, server:
     upstream.edit("demo/core.py", "return 2\n", "return 3\n", "[Core] Three (#2)")
     commit = upstream.edit("demo/core.py", "return 4\n", "return 5\n", "[Core] Five (#3)")
     branch = upstream.git("rev-parse", "--abbrev-ref", "HEAD")
-    for revision in (commit, branch):
+    upstream.git("branch", "releases/next")
+    for revision in (commit, branch, "releases/next"):
         found = find(project, server, revision)
         assert (found.release, found.pin.commit) == ("1.0.1.dev2", commit)
         assert found.lacks
@@ -146,7 +147,9 @@ def test_any_revision_can_be_tried(project: Project, upstream: Upstream, server:
     assert auto.source == "git"
 
 
-@pytest.mark.parametrize("revision", ["nothing", "v9.9.9x", "--upload-pack=x", "a..b", "f" * 40, "HEAD^"])
+@pytest.mark.parametrize(
+    "revision", ["nothing", "v9.9.9x", "--upload-pack=x", "a..b", "/etc/x.tar.gz", "f" * 40, "HEAD^"]
+)
 def test_revisions_that_do_not_exist(
     project: Project, upstream: Upstream, server: IndexServer, revision: str
 ) -> None:

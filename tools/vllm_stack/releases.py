@@ -114,8 +114,8 @@ class _Finder:
         return UpstreamRepository.of(self.workspace, self.pin, offline=self.offline)
 
     def find(self, wanted: str, source: Source) -> Candidate:
-        if _looks_like_path(wanted):
-            return self._local(Path(wanted).expanduser(), source)
+        if source != "git" and _is_path(wanted):
+            return self._local(Path(wanted).expanduser())
         version = self.lookup.latest() if wanted == "latest" else _public_version(wanted)
         if version is None and source != "sdist":
             return self._revision(wanted)
@@ -127,14 +127,13 @@ class _Finder:
         if str(version) == self.pin.release:
             base = base_of(self.workspace, self.pin, offline=self.offline)
             return Candidate(self.pin.release, self.pin, self.text, base, "index")
-        known = self.lookup.release(version)
-        return self._candidate(
-            str(version),
-            known,
-            "index",
-            lambda pin: Base.find(self.workspace, pin)
-            or Base.ensure(self.workspace, pin, self.lookup.fetcher.fetch(pin.distribution, pin.sdist)),
-        )
+        return self._candidate(str(version), self.lookup.release(version), "index", self._sdist_base)
+
+    def _sdist_base(self, pin: Pin) -> Base:
+        found = Base.find(self.workspace, pin)
+        if found is not None:
+            return found
+        return Base.ensure(self.workspace, pin, self.lookup.fetcher.fetch(pin.distribution, pin.sdist))
 
     def _candidate(
         self,
@@ -165,7 +164,7 @@ class _Finder:
         commit = self.repository.commit(tag, expected=known.commit)
         base = self.repository.base(release, commit, self.pin.layout.generated)
         known = known.model_copy(update={"commit": known.commit or commit})
-        sdist = base_of(self.workspace, self._facts(release, tag, known)[0], offline=self.offline)
+        sdist = self._sdist_base(self._facts(release, tag, known)[0])
         known = _compared(known, compare_trees(base, sdist), tag)
         return self._candidate(release, known, "git", lambda _: base)
 
@@ -182,9 +181,7 @@ class _Finder:
 
     # -- archives and folders
 
-    def _local(self, path: Path, source: Source) -> Candidate:
-        if source == "git":
-            raise UsageError(f"{path} is a path, and --source git takes versions and revisions")
+    def _local(self, path: Path) -> Candidate:
         if path.is_dir():
             return self._folder(path)
         if not path.is_file():
@@ -275,8 +272,11 @@ def _some(paths: tuple[str, ...]) -> str:
     return ", ".join(paths[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _looks_like_path(wanted: str) -> bool:
-    return os.sep in wanted or wanted in (".", "..") or wanted.endswith((".tar.gz", ".tgz", ".zip"))
+def _is_path(wanted: str) -> bool:
+    """Say whether ``wanted`` is a path; a git revision too may hold a slash."""
+    if wanted.endswith((".tar.gz", ".tgz", ".zip")) or wanted.startswith(("/", "./", "../", "~")):
+        return True
+    return wanted in (".", "..") or (os.sep in wanted and Path(wanted).exists())
 
 
 def _public_version(wanted: str) -> Version | None:
