@@ -7,7 +7,14 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vllm_stack.pins import PinnedFile, load_pin
+from vllm_stack.sources import base_of
+from vllm_stack.workspace import Workspace
+
+if TYPE_CHECKING:
+    from vllm_stack.base import Base
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("vllm", "vllm-gguf-plugin")
@@ -21,6 +28,20 @@ def run_tool(*words: str | Path, cwd: Path = ROOT, code: int = 0) -> dict[str, A
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["ok"] == (code == 0)
     return report
+
+
+def release_base(release: str) -> Base:
+    """Return the base of a release of vLLM that ``ci/matrix.json`` has the sdist of."""
+    workspace = Workspace.locate(ROOT)
+    pin = load_pin(workspace.pin_file("vllm"))
+    rows = json.loads((ROOT / "ci" / "matrix.json").read_text())["targets"]
+    (sdist,) = (
+        PinnedFile(**kept["sdist"])
+        for row in rows
+        for kept in row["releases"]
+        if (row["target"], kept["release"]) == ("vllm", release)
+    )
+    return base_of(workspace, pin.model_copy(update={"release": release, "sdist": sdist}), offline=False)
 
 
 @dataclass(frozen=True)

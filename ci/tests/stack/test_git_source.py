@@ -6,20 +6,17 @@ sdists, tagged as upstream tags them, with a commit for each folder that changed
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from realstacks import ROOT
+from realstacks import ROOT, release_base
 from vllm_stack.applying import apply_stack
-from vllm_stack.base import Base, init_repository
+from vllm_stack.base import init_repository
 from vllm_stack.export import export_commit
 from vllm_stack.gitsource import UpstreamRepository, compare_trees
-from vllm_stack.pins import PinnedFile
-from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
 from vllm_stack.workbench import borrow_objects
 from vllm_stack.workspace import Workspace
@@ -27,6 +24,7 @@ from vllm_stack.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vllm_stack.base import Base
     from vllm_stack.git import Git
 
 RELEASES = ("0.31.0", "0.32.0", "0.33.0")
@@ -48,16 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     workspace = Workspace.locate(ROOT)
     pin = Stack.load(workspace, "vllm").pin
     folder = tmp_path_factory.mktemp("upstream")
-    document = json.loads((ROOT / "ci" / "matrix.json").read_text())
-    kept = {release["release"]: release["sdist"] for release in document["targets"][0]["releases"]}
-    bases = {
-        release: base_of(
-            workspace,
-            pin.model_copy(update={"release": release, "sdist": PinnedFile(**kept[release])}),
-            offline=False,
-        )
-        for release in RELEASES
-    }
+    bases = {release: release_base(release) for release in RELEASES}
     git = init_repository(folder / "upstream.git", bare=True)
     borrow_objects(git, *bases.values())
     git.run("config", "uploadpack.allowFilter", "true")
