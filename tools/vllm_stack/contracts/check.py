@@ -18,7 +18,8 @@ from vllm_stack.contracts.written import Written, check_written
 from vllm_stack.moved import renames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterator, Mapping
+    import ast
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
     from vllm_stack.contracts.kinds import Contract
     from vllm_stack.git import Git
@@ -119,7 +120,8 @@ class Comparison:
     new: _Sides
     #: The old release with what of the patch is also in ``new.after``.
     partial: SourceTree
-    files: Mapping[str, bytes] = field(repr=False)
+    files: Mapping[str, ast.Module] = field(repr=False)
+    """The Python files of the patch, as it leaves them on the old release."""
     #: Names of modules that upstream renamed, with their new names.
     renamed: Mapping[str, str]
 
@@ -155,7 +157,7 @@ class Comparison:
                 _Sides(SourceTree(before, read), SourceTree(after, read)),
                 _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
                 SourceTree(before, read, kept),
-                {path: read(after[path]) for path in patch.paths if path.endswith(".py") and path in after},
+                dict(_parsed(patch, after, read)),
                 _moved_modules(place, [path for path in patch.paths if path not in new_before]),
             )
 
@@ -166,10 +168,9 @@ class Comparison:
     ) -> dict[Hashable, tuple[str, Observation]]:
         observer = Observer(Inference(Resolver(tree)))
         found: dict[Hashable, tuple[str, Observation]] = {}
-        for path, data in self.files.items():
+        for path, node in self.files.items():
             own = self.old.after.module(module_name(path) or "")
-            node = parse(data)
-            if own is None or node is None or own.path != path:
+            if own is None or own.path != path:
                 continue
             there = (renamed or {}).get(own.name, own.name)
             walker = Walker(own, self.added.get(path, ()), observer, there)
@@ -316,6 +317,15 @@ class Comparison:
                     written.contract, "series", SERIES, None, written.expected, contract.why
                 )
         return tuple(listed.values())
+
+
+def _parsed(
+    patch: Patch, blobs: Mapping[str, str], read: Callable[[str], bytes]
+) -> Iterator[tuple[str, ast.Module]]:
+    for path in patch.paths:
+        node = parse(read(blobs[path])) if path.endswith(".py") and path in blobs else None
+        if node is not None:
+            yield path, node
 
 
 def _moved_modules(place: PatchPlace, gone: Collection[str]) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import warnings
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.symbols import (
@@ -47,12 +49,24 @@ _PROPERTIES = frozenset({"abstractproperty", "cached_property", "deleter", "gett
 
 def parse(text: bytes) -> ast.Module | None:
     """Parse a module; None when it is not valid Python (a template, or a newer syntax)."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_collection():
         warnings.simplefilter("ignore")  # upstream's own invalid escapes are not ours to report
         try:
             return ast.parse(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError):
             return None
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector off: it would look at a growing tree again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def summarize(text: bytes, name: str, path: str) -> Module | None:
@@ -243,9 +257,17 @@ def _self_attributes(node: _FunctionNode, method: Function) -> Iterator[Variable
     if not parameters or method.binding == "static":
         return
     first = parameters[0].arg
-    for statement in ast.walk(node):
+    for statement in _statements(node.body):
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             yield from _assigned_to(first, statement, method)
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield all statements below ``body``, those of functions inside it too."""
+    for statement in flatten(body):
+        yield statement
+        if isinstance(statement, _Functions):
+            yield from _statements(statement.body)
 
 
 def _assigned_to(

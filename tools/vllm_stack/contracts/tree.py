@@ -5,8 +5,6 @@ Summaries are kept for the life of the process by blob: two commits that share a
 
 from __future__ import annotations
 
-from collections import ChainMap
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.summary import summarize
@@ -48,7 +46,8 @@ def _list_all(git: Git, commit: str) -> Mapping[str, str]:
 def _list_changed(git: Git, commit: str, like: str) -> Mapping[str, str]:
     fields = git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", like, commit).fields
     changed = {path: meta.split(" ")[3] for meta, path in zip(fields[::2], fields[1::2], strict=True)}
-    return ChainMap(changed, dict(list_blobs(git, like))) if changed else list_blobs(git, like)
+    blobs = {**list_blobs(git, like), **changed}
+    return {path: blob for path, blob in blobs.items() if blob != _NO_BLOB}
 
 
 class SourceTree:
@@ -60,30 +59,19 @@ class SourceTree:
         read: Callable[[str], bytes],
         overlay: Mapping[str, str] | None = None,
     ) -> None:
-        self.blobs = ChainMap(dict(overlay), dict(blobs)) if overlay else blobs
+        self.blobs = {**blobs, **overlay} if overlay else blobs
         self._read = read
         self._modules: dict[str, Module | None] = {}
+        self._folders: dict[str, bool] = {}
 
     def blob(self, path: str) -> str | None:
         """Return the blob id of a file, or None where the tree has no such file."""
-        found = self.blobs.get(path)
-        return None if found == _NO_BLOB else found
+        return self.blobs.get(path)
 
     def text(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None where the tree has no such file."""
         blob = self.blob(path)
         return None if blob is None else self._read(blob)
-
-    @cached_property
-    def _folders(self) -> frozenset[str]:
-        """All folders that hold a Python file, and those above them."""
-        folders: set[str] = set()
-        for path in self.blobs:
-            folder = path.rpartition("/")[0] if path.endswith(_MODULE_FILE) and self.blob(path) else ""
-            while folder and folder not in folders:
-                folders.add(folder)
-                folder = folder.rpartition("/")[0]
-        return frozenset(folders)
 
     def path_of(self, module: str) -> str | None:
         """Return the file of a module or package; None when there is none."""
@@ -95,7 +83,13 @@ class SourceTree:
 
     def exists(self, module: str) -> bool:
         """Say whether a module is there, be it a folder of modules without a file of its own."""
-        return self.path_of(module) is not None or module.replace(".", "/") in self._folders
+        return self.path_of(module) is not None or self._is_folder(module.replace(".", "/"))
+
+    def _is_folder(self, folder: str) -> bool:
+        if folder not in self._folders:
+            inside = (path for path in self.blobs if path.startswith(f"{folder}/"))
+            self._folders[folder] = any(path.endswith(_MODULE_FILE) for path in inside)
+        return self._folders[folder]
 
     def holds(self, module: str) -> bool:
         """Say whether the top-level package of ``module`` is part of this tree."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Walker(ast.NodeVisitor):
         self.observations: dict[Hashable, Observation] = {}
         self._own = own
         self._added = added
+        self._sorted = added if isinstance(added, range) else sorted(added)
         self._observer = observer
         self._inference = observer.inference
         is_package = own.path.endswith("/__init__.py")
@@ -64,9 +66,16 @@ class Walker(ast.NodeVisitor):
 
     # -- help ------------------------------------------------------------------------------------------
 
-    def _touches(self, node: ast.expr | ast.stmt | ast.keyword, first: int | None = None) -> bool:
-        last = node.end_lineno or node.lineno
-        return any(line in self._added for line in range(first or node.lineno, last + 1))
+    def _touches(self, node: ast.expr | ast.stmt | ast.keyword) -> bool:
+        decorators = getattr(node, "decorator_list", [])
+        first = min(item.lineno for item in (node, *decorators))
+        at = bisect.bisect_left(self._sorted, first)
+        return at < len(self._sorted) and self._sorted[at] <= (node.end_lineno or node.lineno)
+
+    def visit(self, node: ast.AST) -> None:
+        """Walk a node, unless it is a statement that the patch did not touch."""
+        if not isinstance(node, ast.stmt) or self._touches(node):
+            super().visit(node)
 
     def _key(self, kind: str, node: ast.expr | ast.stmt) -> Hashable:
         return (self._own.path, kind, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
@@ -150,6 +159,10 @@ class Walker(ast.NodeVisitor):
         self._function(node, None)
 
     def _function(self, node: _Function, owner: ClassRef | None) -> None:
+        if not self._touches(node):
+            return
+        if owner is not None:
+            self._asked.update(_asked_for(node))
         arguments = node.args
         outside = [*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)]
         annotated = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -171,7 +184,9 @@ class Walker(ast.NodeVisitor):
     def visit_Module(self, node: ast.Module) -> None:
         """Walk the file."""
         self._mark_docstring(node)
-        self._asked.update(_asked_for(node))
+        for statement in node.body:
+            if not isinstance(statement, ast.ClassDef) and self._touches(statement):
+                self._asked.update(_asked_for(statement))
         self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
@@ -316,7 +331,7 @@ def _text(cause: Cause) -> str:
     return cause.module if cause.name is None else f"{cause.module}.{cause.name}"
 
 
-def _asked_for(node: ast.Module) -> Iterator[str]:
+def _asked_for(node: ast.stmt) -> Iterator[str]:
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and dotted(call.func) == "hasattr" and len(call.args) > 1:
             name = call.args[1]
