@@ -151,6 +151,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
         if not _group_lives(process.pid, patience if number == signal.SIGTERM else 0):
             break
+    process.kill()  # a moment after it was started it may not have its group yet
     process.wait()
 
 
