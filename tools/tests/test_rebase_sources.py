@@ -77,6 +77,23 @@ def test_a_rebase_gives_the_same_files_from_both_sources(
     assert b'release = "1.1.0"' in results[0][str(stacked.workspace.pin_file("demo"))]
 
 
+def test_going_on_can_name_the_pull_requests_too(
+    stacked: Project, upstream: Upstream, server: IndexServer
+) -> None:
+    upstream.edit("demo/core.py", "return 1\n", "return 11\n", "[Core] Return eleven (#777)")
+    upstream.tag("1.2.0")
+    server.files |= upstream.archives("1.2.0")
+    first = stacked.stack.patches[0].name
+    done = stacked.run("rebase-upstream", "1.2.0", "--source", "git")
+    assert (done.code, done.report["waits_at"]) == (5, first)
+    assert "#777" in done.out
+    done = stacked.run("rebase-upstream", "--skip", first, "--reason", "a test", "--source", "git")
+    assert (done.code, done.report["waits_at"]) == (5, stacked.stack.patches[2].name)
+    assert "#4321" in done.out
+    assert "#4321" not in stacked.run("rebase-upstream", "--continue").out
+    stacked.ok("rebase-upstream", "--abort")
+
+
 def files_of(project: Project) -> list[Path]:
     return [project.workspace.pin_file("demo"), *sorted(project.series.parent.glob("*"))]
 

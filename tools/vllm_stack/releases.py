@@ -246,9 +246,14 @@ def history_to(
     """Return upstream's commits between the present pin and a candidate; None unless its source is git."""
     if candidate.source != "git":
         return None
+    return history_between(workspace, present, candidate.pin, offline=offline)
+
+
+def history_between(workspace: Workspace, present: Pin, other: Pin, *, offline: bool = False) -> History:
+    """Return upstream's commits between the tags of two pins, whose commits they must be."""
     repository = UpstreamRepository.of(workspace, present, offline=offline)
-    old = repository.commit(present.tag, expected=present.commit)
-    return repository.history(old, repository.commit(candidate.pin.tag, expected=candidate.pin.commit))
+    old, new = (repository.commit(pin.tag, expected=pin.commit) for pin in (present, other))
+    return repository.history(old, new)
 
 
 #: How many paths a note names.

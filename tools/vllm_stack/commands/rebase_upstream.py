@@ -12,7 +12,8 @@ from vllm_stack.options import offline_option, one_target_option, selected_targe
 from vllm_stack.pins import load_pin
 from vllm_stack.rebase import Orders, Rebase
 from vllm_stack.rebasereport import RebaseReport
-from vllm_stack.releases import Source, find_candidate, history_to
+from vllm_stack.releases import Source, find_candidate, history_between, history_to
+from vllm_stack.session import Session
 from vllm_stack.sources import base_of
 from vllm_stack.thirdparty import compare_third_party
 
@@ -81,7 +82,7 @@ def rebase_upstream(
     if options["abort"]:
         return RebaseReport.of(rebase.abort())
     if wanted is None:
-        return RebaseReport.of(rebase.go_on(orders))
+        return RebaseReport.of(_with_history(rebase, options).go_on(orders))
     if not options["dry_run"]:
         rebase.require_none_open()
     candidate = find_candidate(
@@ -93,6 +94,16 @@ def rebase_upstream(
     if options["dry_run"]:
         return RebaseReport.of(rebase.dry_run(candidate, orders), others)
     return RebaseReport.of(rebase.start(candidate, orders, wanted), others)
+
+
+def _with_history(rebase: Rebase, options: _Options) -> Rebase:
+    """Return the open rebase with upstream's commits, where the user asks for them again."""
+    session = Session.find(rebase.workspace, rebase.target) if options["source"] == "git" else None
+    if session is None:
+        return rebase
+    present = load_pin(rebase.workspace.pin_file(rebase.target))
+    found = history_between(rebase.workspace, present, session.pin, offline=options["offline"])
+    return replace(rebase, history=found)
 
 
 def _orders(options: _Options) -> Orders:
