@@ -294,7 +294,7 @@ class Settler:
         used.append(conflict)
         if tree == place.git.tree(place.new_before):
             return Attempt(Outcome.ABSORBED, None)
-        return Attempt(Outcome.THREE_WAY, tree, messages=(f"resolved as recorded: {conflict[:12]}",))
+        return Attempt(Outcome.THREE_WAY, tree)
 
     def _committed(self, place: PatchPlace, attempt: Attempt) -> PatchPlace:
         if attempt.tree is None:
