@@ -1,0 +1,167 @@
+"""Run one engine on a GGUF file or on its bf16 twin: score given text, or time decoding.
+
+    python gguf_worker.py JOB.json
+
+Writes JOB.npz with log-probabilities and JOB.result.json with figures; exits 0 only if both are complete.
+With `kernels` set to `dequantized`, the plugin's two products are replaced, in this process only, by products
+with the dequantized weights: then nothing but the loading differs from the bf16 twin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+TIMED_PROMPT: Final = 512
+TIMED_TOKENS: Final = 128
+TIMED_BATCHES: Final = (1, 8)
+
+
+@dataclass(frozen=True)
+class GgufJob:
+    """One engine.
+
+    Attributes:
+        name: Name of the job, usable as a file name.
+        model: Path of a GGUF file, or folder of a checkpoint.
+        config: Folder of the config.json.
+        backend: Name of an attention backend.
+        kernels: `plugin`, or `dequantized`.
+        ranks: Tensor parallel size.
+        timed: Whether decoding is timed instead of scoring text.
+        dummy: Whether weights are made up, for timing a model that is in no file.
+
+    """
+
+    name: str
+    model: str
+    config: str
+    backend: str
+    kernels: str = "plugin"
+    ranks: int = 1
+    timed: bool = False
+    dummy: bool = False
+
+
+def engine_arguments(job: GgufJob) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM`."""
+    arguments: dict[str, Any] = {
+        "model": job.model,
+        "hf_config_path": job.config,
+        "tokenizer": job.config,
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "max_model_len": 4096,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.9 if job.timed else 0.05,
+        "kv_cache_memory_bytes": 2 << 30,
+        "seed": 0,
+        "disable_log_stats": True,
+        "enforce_eager": not job.timed,
+        "attention_backend": job.backend,
+        "tensor_parallel_size": job.ranks,
+        "kernel_config": {"enable_cutedsl_warmup": False},
+    }
+    if job.timed:
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": list(TIMED_BATCHES)}
+    if job.dummy:
+        arguments["load_format"] = "dummy"
+    return arguments
+
+
+def multiply_dequantized() -> None:
+    """Replace the products of the plugin by products with dequantized weights."""
+    import gguf
+    import torch
+    from vllm_gguf_plugin import ops, quantization
+
+    def weight_of(qweight: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
+        if kind in quantization.UNQUANTIZED_TYPES:
+            return qweight.to(dtype)
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        shape = (qweight.shape[0], qweight.shape[1] // size * block)
+        weight: torch.Tensor = ops.ggml_dequantize(qweight.contiguous(), kind, *shape, torch.float32)
+        return weight.to(dtype)
+
+    def product(x: torch.Tensor, qweight: torch.Tensor, kind: int) -> torch.Tensor:
+        return x @ weight_of(qweight, kind, x.dtype).T
+
+    def experts(
+        x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
+        ids: torch.Tensor, kind1: int, kind2: int, activation: str,
+    ) -> torch.Tensor:  # fmt: skip
+        assert activation == "silu", activation
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in range(w1.shape[0]):
+            rows, slot = (ids == expert).nonzero(as_tuple=True)
+            gate, up = product(x[rows], w1[expert], kind1).chunk(2, dim=-1)
+            inner = (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
+            share = product(inner, w2[expert], kind2).float() * weights[rows, slot, None]
+            out.index_add_(0, rows, share)
+        return out.to(x.dtype)
+
+    quantization.fused_mul_mat_gguf = product
+    quantization.fused_moe_gguf = experts
+
+
+def timed(engine: Any, batch: int) -> dict[str, float]:
+    """Return how fast a batch decodes, without its prefill."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": [(7 * i + n) % 500 for i in range(TIMED_PROMPT)]} for n in range(batch)]
+
+    def seconds(tokens: int) -> float:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        started = time.monotonic()
+        engine.generate(prompts, params, use_tqdm=False)
+        return time.monotonic() - started
+
+    seconds(4)  # whatever is compiled or tuned on first use
+    first, whole = seconds(1), seconds(TIMED_TOKENS + 1)
+    return {"prefill_seconds": first, "tokens_per_second": batch * TIMED_TOKENS / (whole - first)}
+
+
+def main() -> None:
+    """Run the job in the file that the command line names."""
+    import numpy as np
+
+    path = Path(sys.argv[1])
+    given = json.loads(path.read_text())
+    job, text = GgufJob(**given["job"]), given["text"]
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+    )
+    if job.kernels == "dequantized":
+        multiply_dequantized()
+    from engine_worker import score
+    from vllm import LLM
+
+    started = time.monotonic()
+    engine = LLM(**engine_arguments(job))
+    figures: dict[str, Any] = {"job": asdict(job), "start_seconds": time.monotonic() - started}
+    arrays = {"none": np.zeros(1, np.float32)}
+    if job.timed:
+        figures["decode"] = {str(batch): timed(engine, batch) for batch in TIMED_BATCHES}
+    else:
+        arrays = {"prefill": np.asarray(score(engine, text), np.float32)}
+        if not np.isfinite(arrays["prefill"]).all():
+            raise RuntimeError("log-probabilities are not finite")
+    stored: dict[str, Any] = arrays
+    with path.with_suffix(".npz").open("wb") as file:
+        np.savez_compressed(file, **stored)
+    path.with_suffix(".result.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
