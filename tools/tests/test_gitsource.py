@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -192,6 +193,26 @@ def test_offline_uses_what_was_fetched(project: Project, upstream: Upstream, ser
         history.touching("demo/core.py", range(1, 9))
 
 
+def test_what_a_killed_fetch_left_is_in_nobodys_way(project: Project, upstream: Upstream) -> None:
+    source = repository(project)
+    source.commit("v1.0.0")
+    for name in ("packed-refs.lock", "config.lock", "refs/tags/v1.1.0.lock", "objects/pack/tmp_pack_x"):
+        (source.folder / name).write_bytes(b"")
+    commit = upstream.edit("demo/core.py", "return 2\n", "return 3\n", "[Core] Three (#2)")
+    upstream.tag("1.1.0")
+    assert source.commit("v1.1.0") == commit
+
+
+def test_two_processes_may_fetch_at_once(project: Project, upstream: Upstream) -> None:
+    commits = {}
+    for number in range(6):
+        commits[f"1.{number}.1"] = upstream.commit(f"[X] {number}", {"demo/other.py": f"VALUE = {number}\n"})
+        upstream.tag(f"1.{number}.1")
+    with ThreadPoolExecutor(6) as pool:
+        found = pool.map(lambda version: repository(project).commit(f"v{version}"), commits)
+        assert list(found) == list(commits.values())
+
+
 # -- history
 
 
@@ -224,6 +245,14 @@ def ask_again(project: Project, path: str, lines: range) -> list[int | None]:
     source = repository(project)
     history = source.history(source.commit("v1.0.0"), source.commit("v1.1.0"))
     return [commit.pull_request for commit in history.touching(path, lines)]
+
+
+def test_a_server_that_sends_everything_will_do(project: Project, upstream: Upstream) -> None:
+    upstream.git("config", "uploadpack.allowFilter", "false")
+    upstream.edit("demo/core.py", "return 5\n", "return 50\n", "[Core] Fifty (#2)")
+    assert ask(project, upstream, "demo/core.py", line_of(5)) == [2]
+    upstream.folder.rename(upstream.folder.with_name("gone"))
+    assert ask_again(project, "demo/core.py", line_of(5)) == [2]
 
 
 def test_what_is_said_of_a_commit(project: Project, upstream: Upstream) -> None:

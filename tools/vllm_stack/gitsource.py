@@ -6,9 +6,11 @@ fetched when a question needs them.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +28,8 @@ from vllm_stack.hashing import sha256_bytes
 from vllm_stack.history import History, UpstreamCommit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm_stack.git import GitResult
     from vllm_stack.pins import Pin
     from vllm_stack.workspace import Workspace
@@ -55,6 +59,8 @@ _FETCH = (
     *("-c", "fetch.fsckObjects=false", "-c", "protocol.version=2"),
     *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
 )
+#: The name of the file that a process locks while it fetches.
+_LOCK = "vllm-stack.lock"
 _HEX = re.compile(r"[0-9a-f]{40}")
 
 
@@ -149,7 +155,7 @@ class UpstreamRepository:
             with tempfile.TemporaryDirectory(prefix=".clone-", dir=self.folder.parent) as temporary:
                 git = init_repository(Path(temporary) / "clone.git", bare=True)
                 git.run("config", "remote.origin.url", self.url)
-                if not self.folder.exists():
+                with suppress(OSError):  # another process made it meanwhile
                     (Path(temporary) / "clone.git").rename(self.folder)
         return Git(self.folder)
 
@@ -176,7 +182,9 @@ class UpstreamRepository:
         return result
 
     def _fetch(self, git: Git, *words: str) -> None:
-        self._reach(git, *_FETCH, *words)
+        assert git.git_dir is not None  # noqa: S101 - a clone or a base
+        with _alone(git.git_dir):
+            self._reach(git, *_FETCH, *words)
 
     # -- what others ask for
 
@@ -251,6 +259,20 @@ def _files(base: Base) -> dict[str, str]:
     """Return mode, type and id of each file."""
     entries = base.git.run("ls-tree", "-r", "-z", "--full-tree", base.commit).fields
     return {path: fields for fields, _, path in (entry.partition("\t") for entry in entries)}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a repository of the cache, waiting for it.
+
+    Nobody else works in it then, so that git's own lock files are those of runs that were killed.
+    """
+    with (folder / _LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in (*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")):
+            if left.name != _LOCK:
+                left.unlink(missing_ok=True)
+        yield
 
 
 def _next_development(release: str, count: str) -> str:
