@@ -14,6 +14,7 @@ from tworeleases import Content, Files, TwoReleases
 
 from vllm_stack.conflicts import FileConflict, explain_conflict
 from vllm_stack.conflictview import printable, render_conflicts
+from vllm_stack.fileversions import FileVersions, Version
 from vllm_stack.moved import enclosing_definition
 from vllm_stack.report import to_plain
 
@@ -173,6 +174,25 @@ def test_a_function_that_moved_and_changed_is_found_by_its_name(tmp_path: Path) 
     assert elsewhere
     assert (elsewhere.path, elsewhere.line, elsewhere.definition) == ("lib/kept.py", 4, "def beta")
     assert file.hunks[0].help == ("make the change at lib/kept.py:4, which has `def beta`",)
+
+
+def test_lines_that_an_unchanged_file_has_too_are_no_move(tmp_path: Path) -> None:
+    gone = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
+    other = {"lib/always.py": "# always\n" + gone}
+    wanted = {"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")}
+    new = {"m.py": MODULE.replace(gone, ""), **other}
+    (file,) = explain(tmp_path, {"m.py": MODULE, **other}, new, wanted)
+    assert file.hunks[0].elsewhere is None
+
+
+@pytest.mark.parametrize("end", ["last = 10", "last = 10\n", "", "last = 1\nmore", "\r\n"])
+def test_a_hunk_alone_gives_the_bytes_of_the_patch(tmp_path: Path, end: str) -> None:
+    releases = TwoReleases(tmp_path, {"m.py": MODULE + "last = 1"}, {"m.py": "theirs\n"})
+    (file,) = releases.add_patch({"m.py": MODULE + end}).files
+    place = releases.place
+    made_for = Version(place.git, place.old_before, "m.py")
+    versions = FileVersions(made_for, made_for, None, None)
+    assert versions._with(file.hunks[0]) == place.git.blob(place.old_after, "m.py")
 
 
 def test_lines_that_are_gone_show_what_is_around_their_place(tmp_path: Path) -> None:

@@ -192,6 +192,16 @@ def test_releases_are_found_by_their_number(stacked: Project) -> None:
     assert stacked.run("diff", unreleased, ".", "--offline").code == 2
 
 
+def test_a_number_is_looked_up_in_the_series_on_disk(stacked: Project) -> None:
+    commit = commit_project(stacked)
+    stacked.ok("release", "--target", "demo")
+    stacked.edit("demo/core.py", "return 900\n", "return 901\n")
+    stacked.git("commit", "--quiet", "--all", "--amend", "--no-edit")
+    stacked.ok("refresh")
+    (target,) = stacked.ok("diff", "1.0.0+bw.1", ".", "--offline").report["targets"]
+    assert target["old"]["commit"] == commit
+
+
 def test_a_stack_without_a_number_is_found_by_its_id(stacked: Project) -> None:
     commit_project(stacked)
     name = f"1.0.0+bw.0.s{stacked.stack.stack_id[:8]}"
