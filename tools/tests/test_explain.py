@@ -133,6 +133,15 @@ def test_what_upstream_did_to_imported_definitions(imports: Project) -> None:
     assert "unchanged: LIMIT, backend\n" in out
 
 
+def test_a_file_that_is_gone_is_not_said_to_be_unchanged(imports: Project) -> None:
+    files = {path: text for path, text in UPSTREAM.items() if path != "demo/core.py"}
+    explanation, out = explain(imports, files)
+    assert explanation["outcome"] == "conflict"
+    assert "file: demo/core.py: deleted\n" in out
+    assert "hunk 1, line 3: in conflict, see below; the file is not there\n" in out
+    assert "left the place" not in out
+
+
 def test_the_same_release_has_nothing_to_explain(imports: Project) -> None:
     explanation, out = explain(imports, UPSTREAM)
     assert explanation["outcome"] == "strict"

@@ -55,7 +55,8 @@ def _render_hunk(view: View, hunk: HunkConflict) -> None:
     moved = f", now {hunk.line}" if hunk.line != start else ""
     what = _HUNK[hunk.outcome]
     if not hunk.upstream_change:
-        view.line(f"  hunk {hunk.number}, line {start}{moved}: {what}; upstream left the place as it was")
+        state = "upstream left the place as it was" if hunk.new_upstream else "the file is not there"
+        view.line(f"  hunk {hunk.number}, line {start}{moved}: {what}; {state}")
         return
     view.section(
         f"hunk {hunk.number}, line {start}{moved}: {what}; upstream:", diff_rows(hunk.upstream_change)
