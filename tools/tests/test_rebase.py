@@ -165,6 +165,8 @@ def test_a_strange_file_is_refused_until_it_is_added(rebased: Rebased) -> None:
 
 def test_a_second_run_is_refused_while_one_is_open(rebased: Rebased) -> None:
     rebased.run("2.0.0")
+    shown = rebased.project.ok("status")
+    assert f"rebase to 2.0.0 waits at {MIDDLE}" in " ".join(shown.out.split())
     state = (rebased.tree.parent / "state.json").read_bytes()
     done = rebased.run("2.0.0")
     assert done.code == 9

@@ -117,7 +117,7 @@ class Rebase:
             self.require_none_open()
             stack = Stack.load(self.workspace, self.target)
             _require_known(stack, orders)
-            self._require_clean()
+            self.require_clean()
             if candidate.release == stack.pin.release:
                 raise UsageError(f"the stack of {self.target} is on {candidate.release} already")
             candidate.require_complete()
@@ -171,7 +171,8 @@ class Rebase:
             raise UsageError(f"no rebase of {self.target} is open", hint="start one: rebase-upstream VERSION")
         return session
 
-    def _require_clean(self) -> None:
+    def require_clean(self) -> None:
+        """WorkInProgressError, with a list, when there is work that no patch file or no commit has."""
         checkout = Checkout.find(self.workspace.checkout(self.target))
         if checkout is not None:
             if checkout.state.pending is not None:

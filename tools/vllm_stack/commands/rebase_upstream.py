@@ -84,7 +84,9 @@ def rebase_upstream(
     if wanted is None:
         return RebaseReport.of(_with_history(rebase, options).go_on(orders))
     if not options["dry_run"]:
+        # Before anything is fetched; starting looks again.
         rebase.require_none_open()
+        rebase.require_clean()
     candidate = find_candidate(
         workspace, rebase.target, wanted, source=options["source"], offline=options["offline"]
     )

@@ -9,6 +9,7 @@ from vllm_stack.base import Base
 from vllm_stack.checkout import Checkout
 from vllm_stack.options import selected_targets, stack_command, target_option
 from vllm_stack.report import Report
+from vllm_stack.session import Session
 from vllm_stack.stack import Stack
 from vllm_stack.version import wheel_version
 
@@ -44,6 +45,16 @@ class CheckoutStatus:
 
 
 @dataclass(frozen=True)
+class RebaseStatus:
+    """A rebase that is open."""
+
+    release: str
+    waits_at: str | None
+    """The patch that a person has to decide about."""
+    tree: str
+
+
+@dataclass(frozen=True)
 class TargetStatus:
     """One target."""
 
@@ -54,6 +65,7 @@ class TargetStatus:
     base_imported: bool
     patches: tuple[PatchStatus, ...]
     checkout: CheckoutStatus | None
+    rebase: RebaseStatus | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,13 @@ class StatusReport(Report):
             for patch in target.patches:
                 console.print(f"  {patch.name}: {patch.subject} ({patch.upstream_status})", markup=False)
             console.print(f"  {_checkout_line(target.checkout)}", markup=False)
+            if target.rebase:
+                console.print(f"  {_rebase_line(target.rebase)}", markup=False)
+
+
+def _rebase_line(rebase: RebaseStatus) -> str:
+    where = f"waits at {rebase.waits_at}, in {rebase.tree}" if rebase.waits_at else "was interrupted"
+    return f"rebase to {rebase.release} {where}: `rebase-upstream --continue` or `--abort`"
 
 
 def _checkout_line(checkout: CheckoutStatus | None) -> str:
@@ -90,7 +109,7 @@ def _checkout_line(checkout: CheckoutStatus | None) -> str:
 
 @target_option
 def status(workspace: Workspace, targets: tuple[str, ...]) -> StatusReport:
-    """Show each target's pin, stack, version and checkout. Touches nothing, needs no network.
+    """Show each target's pin, stack, version, checkout and open rebase. Touches nothing, needs no network.
 
     Example: tools/vllm-stack status
     """
@@ -119,7 +138,16 @@ def _status(workspace: Workspace, target: str) -> TargetStatus:
         Base.find(workspace, stack.pin) is not None,
         patches,
         _checkout_status(workspace, stack),
+        _rebase_status(workspace, target),
     )
+
+
+def _rebase_status(workspace: Workspace, target: str) -> RebaseStatus | None:
+    session = Session.find(workspace, target)
+    if session is None:
+        return None
+    stop = session.state.stop
+    return RebaseStatus(session.state.new, stop.patch if stop else None, str(session.tree.work_tree))
 
 
 def _checkout_status(workspace: Workspace, stack: Stack) -> CheckoutStatus | None:
