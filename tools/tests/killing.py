@@ -30,7 +30,8 @@ def is_step(folders: tuple[str, ...], event: str, arguments: tuple[Any, ...]) ->
     if event == "open":
         path, _, flags = arguments
         changes = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
-        return changes and str(path).startswith(folders)
+        # The tests themselves write git's configurations, under the hostile one.
+        return changes and str(path).startswith(folders) and not str(path).endswith("/config")
     paths = arguments[: _EVENTS.get(event, 0)]
     return any(isinstance(path, (str, Path)) and str(path).startswith(folders) for path in paths)
 

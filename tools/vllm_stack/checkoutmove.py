@@ -72,9 +72,13 @@ def move_forward(checkout: Checkout, base: Base, head: str, stack: Stack, names:
 def move_back(checkout: Checkout, before: Snapshot) -> None:
     """Put a checkout back to where it was, also from the middle of :func:`move_forward`."""
     git = checkout.git
-    if not _settle_interruption(checkout):
+    interrupted = _settle_interruption(checkout)
+    if Snapshot.of(checkout) == before:
+        return
+    if not interrupted:
         require_in_step(checkout)
-    git.run("checkout", "--quiet", "--force", "--detach", before.head)
+    # This also writes down that the checkout is being moved, should it be interrupted again.
+    checkout.move_to(before.head, force=True)
     for ref, value in before.refs.items():
         words = ("update-ref", ref, value) if value else ("update-ref", "-d", ref)
         git.run(*words)
