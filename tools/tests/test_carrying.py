@@ -6,10 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from stackproject import message
 from tworeleases import TwoReleases
 
 from vllm_stack.applying import Outcome
 from vllm_stack.carrying import Attempt, carry
+from vllm_stack.export import export_commit
+from vllm_stack.patch import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,16 +104,37 @@ def test_absorbed_within_a_squash_that_changed_the_neighbours(tmp_path: Path) ->
     )
     _, done = attempt(tmp_path, {"demo/core.py": edited(CORE, FIX)}, {"demo/core.py": new})
     assert done.outcome is Outcome.ABSORBED
-    assert done.messages == ("demo/core.py: upstream has 1 of the hunks, within a larger change",)
+    assert done.messages == ("demo/core.py: upstream seems to have 1 of the hunks, within a larger change",)
 
 
 def test_partly_absorbed(tmp_path: Path) -> None:
     second = ("return value * 9\n", "return value * 900\n")
     new = edited(CORE, FIX, ("    value += 5\n", "    value -= 5\n"))
     releases, done = attempt(tmp_path, {"demo/core.py": edited(CORE, FIX, second)}, {"demo/core.py": new})
-    assert done.outcome is Outcome.THREE_WAY
-    assert text(releases, done, "demo/core.py") == edited(new, second)
-    assert "demo/core.py: 2 of 4 changed lines are upstream already" in done.messages
+    assert done.outcome is Outcome.CONFLICT
+    assert done.messages[-1] == "demo/core.py: upstream seems to have 1 of the hunks, within a larger change"
+    assert done.marked is not None
+    assert second[1] in releases.git.blob(done.marked, "demo/core.py").decode()
+
+
+def test_equal_lines_within_a_larger_change_that_do_something_else(tmp_path: Path) -> None:
+    """No hunk leaves a patch that stays without a person having seen it."""
+    loop = "def first(items):\n    for item in items:\n"
+    old = f"{loop}        if item is None:\n            log(item)\n        use(item)\n"
+    mine = ("            log(item)\n", "            log(item)\n            return False\n")
+    theirs = (
+        old.replace("        use(item)\n", "")
+        .replace("item is None", "item is Empty")
+        .replace(
+            "log(item)\n",
+            "warn(item)\n        elif item.broken:\n            return False\n        use(item)\n",
+        )
+    )
+    second = ("return value * 9\n", "return value * 900\n")
+    releases = TwoReleases(tmp_path, {"demo/core.py": old + CORE}, {"demo/core.py": theirs + CORE})
+    made = releases.add_patch({"demo/core.py": edited(old + CORE, mine, second)})
+    done = carry(releases.git, made, releases.old_base, releases.head, releases.new_base)
+    assert done.outcome is Outcome.CONFLICT
 
 
 def test_a_neighbour_changed_and_the_change_is_not_there(tmp_path: Path) -> None:
@@ -379,3 +403,35 @@ def test_file_modes(tmp_path: Path) -> None:
     new = git.run("commit-tree", tree, "-m", "link").text
     done = carry(git, made, releases.old_base, releases.head, new)
     assert done.outcome is Outcome.CONFLICT
+
+
+def moded(releases: TwoReleases, base: str, mode: str, path: str) -> str:
+    """Commit a file of ``base`` with another mode and return the commit."""
+    git = releases.git
+    index = {"GIT_INDEX_FILE": str(releases.folder / "index")}
+    git.run("read-tree", base, env=index)
+    git.run("update-index", "--cacheinfo", f"{mode},{git.resolve(f'{base}:{path}')},{path}", env=index)
+    tree = git.run("write-tree", env=index).text
+    return git.run("commit-tree", tree, "-p", base, "-F", "-", stdin=message("[Demo] Mode").encode()).text
+
+
+def test_a_mode_that_the_new_release_has(tmp_path: Path) -> None:
+    """A mode applies where it is already, and changes nothing there."""
+    releases = TwoReleases(tmp_path, dict(FILES), {**FILES, "demo/table.py": TABLE.upper()})
+    after = moded(releases, releases.old_base, "100755", "demo/core.py")
+    made = Patch("0100-demo-topic-mode.patch", export_commit(releases.git, after))
+    new = moded(releases, releases.new_base, "100755", "demo/core.py")
+    done = carry(releases.git, made, releases.old_base, after, new)
+    assert (done.outcome, done.tree) == (Outcome.ABSORBED, None)
+
+
+def test_a_folder_stands_where_our_new_file_goes(tmp_path: Path) -> None:
+    releases, done = attempt(tmp_path, {"demo/ours": "x\n"}, {"demo/ours/deep.py": "pass\n"})
+    assert done.outcome is Outcome.CONFLICT
+    assert [at.path for at in done.conflicts] == ["demo/ours~the patch"]
+    listed = [
+        releases.git.run("ls-tree", "-r", "--name-only", str(tree), "demo/").lines
+        for tree in (releases.new_base, done.tree, done.marked)
+    ]
+    assert listed[1] == listed[0]
+    assert listed[2] == sorted([*listed[0], "demo/ours~the patch"])

@@ -41,7 +41,7 @@ def without_absorbed(git: Git, merged: Merge) -> tuple[Merge, tuple[str, ...]]:
         side, count = _merge_rest(git, at)
         if side is not None:
             wanted[at.path] = side
-            notes.append(f"{at.path}: upstream has {count} of the hunks, within a larger change")
+            notes.append(f"{at.path}: upstream seems to have {count} of the hunks, within a larger change")
     if not wanted:
         return merged, ()
     left = tuple(at for at in merged.conflicts if at.path not in wanted)

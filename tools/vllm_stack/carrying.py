@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ class Attempt:
     tree: str | None
     """The result. For a conflict: all that merged, the conflicted files as the new release has them."""
     conflicts: tuple[Stages, ...] = ()
+    """What did not merge; also of a patch that seems absorbed, which a person may see otherwise."""
     marked: str | None = None
     """For a conflict: the tree that a person starts from; its files may hold git's markers."""
     messages: tuple[str, ...] = ()
@@ -107,26 +108,37 @@ def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...
 
 def _merged(carried: _Carried, merged: Merge) -> Attempt:
     """Judge the merge of a patch that does not apply strictly."""
-    git = carried.git
-    notes: tuple[str, ...] = ()
-    if not merged.is_clean and not merged.messages:
-        merged, notes = without_absorbed(git, merged)
     if not merged.is_clean:
-        return _conflict(carried, merged.tree, merged.conflicts, (*_reasons(carried, merged), *notes))
-    if merged.tree == git.tree(carried.new_before):
-        return Attempt(Outcome.ABSORBED, None, messages=notes)
+        return _unmerged(carried, merged)
+    if merged.tree == carried.git.tree(carried.new_before):
+        return Attempt(Outcome.ABSORBED, None)
     change = carried.change(merged.tree)
     astray = _astray(carried, change) or _defined_twice(carried)
     if astray:
         stages = _stages(carried, [path for path, _ in astray])
         return _conflict(carried, merged.tree, stages, [message for _, message in astray])
-    messages = (*notes, *_renames(carried, change), *_partly_absorbed(carried, change))
+    messages = (*_renames(carried, change), *_partly_absorbed(carried, change))
     return Attempt(Outcome.THREE_WAY, merged.tree, messages=messages)
+
+
+def _unmerged(carried: _Carried, merged: Merge) -> Attempt:
+    """Judge a merge with conflicts: one whose every hunk seems to be upstream already is absorbed.
+
+    Seems: equal lines within a larger change need not do the same. A person can say that they do not, and
+    no hunk is left out of a patch that stays without a person having seen it.
+    """
+    rest, notes = (merged, ()) if merged.messages else without_absorbed(carried.git, merged)
+    attempt = _conflict(carried, merged.tree, merged.conflicts, (*_reasons(carried, merged), *notes))
+    if rest.is_clean and rest.tree == carried.git.tree(carried.new_before):
+        return replace(attempt, outcome=Outcome.ABSORBED, messages=notes)
+    return attempt
 
 
 def _compared(carried: _Carried, applied: Attempt, merged: Merge) -> Attempt:
     """Judge a patch that applies with equal context, by what merging does with it."""
     same = merged.is_clean and merged.tree == applied.tree
+    if same and merged.tree == carried.git.tree(carried.new_before):
+        return Attempt(Outcome.ABSORBED, None)  # e.g. a mode, which git applies where it is already
     if merged.is_clean and not same:
         return _disagreement(carried, merged)
     if not merged.is_clean and not _is_only_text(carried, merged.conflicts):

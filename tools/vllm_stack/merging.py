@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vllm_stack.applying import scratch_index
@@ -72,7 +72,19 @@ def merge(git: Git, base: str, ours: str, theirs: str) -> Merge:
     named = done.stdout
     for commit, name in zip(both, (b"the new release", b"the patch"), strict=True):
         named = named.replace(commit.encode(), name)
-    return _parse(named)
+    return _renamed(git, _parse(done.stdout), _parse(named))
+
+
+def _renamed(git: Git, raw: Merge, named: Merge) -> Merge:
+    """Return ``named`` with the files that git calls after a commit under their new names in the tree too."""
+    pairs = ((before.path, after.path) for before, after in zip(raw.conflicts, named.conflicts, strict=True))
+    moved = {before: after for before, after in pairs if before != after}
+    if not moved:
+        return named
+    there = sides(git, raw.tree, list(moved))
+    wanted: dict[str, Side | None] = dict.fromkeys(moved)
+    wanted.update({moved[path]: side for path, side in there.items()})
+    return replace(named, tree=with_sides(git, raw.tree, wanted))
 
 
 def sides(git: Git, commit: str, paths: Sequence[str]) -> dict[str, Side]:

@@ -99,7 +99,7 @@ class RebaseReport(Report):
     def _advice(self, patch: ReplayedPatch) -> str:
         skip = f"`--skip {patch.name} --reason TEXT` takes it off the stack"
         ways = {
-            Verdict.ABSORBED: f"`--accept-absorbed {patch.name}` takes it off the stack",
+            Verdict.ABSORBED: f"`--accept-absorbed {patch.name}` takes it off the stack{self._otherwise}",
             Verdict.MALFORMED: f"--abort and mend it with `apply` and `refresh`, or {skip}",
             Verdict.CONFLICT: f"edit the files in {self.tree}, then --continue; {skip}",
             Verdict.CONTRACT_BROKEN: (
@@ -108,6 +108,15 @@ class RebaseReport(Report):
             ),
         }
         return ways.get(patch.verdict, skip)
+
+    @property
+    def _otherwise(self) -> str:
+        """What to do about a patch that only seems to be absorbed."""
+        return (
+            f"; if upstream does not do what it does, edit the files in {self.tree}, then --continue"
+            if self.tree
+            else ""
+        )
 
     def render(self, console: Console) -> None:
         """Print a line for each patch, then all that is to be said about those that need somebody."""

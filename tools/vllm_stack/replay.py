@@ -115,7 +115,8 @@ class ReplayedPatch:
     conflicts: tuple[FileConflict, ...] = ()
     contracts: tuple[ContractFinding, ...] = ()
     conflict: str | None = None
-    """Id of the conflict, or of the broken contracts, that wait for a person."""
+    """Id of the conflict, or of the broken contracts, that wait for a person. A patch that only seems to be
+    absorbed has one too."""
     ruling: Ruling | None = None
     reason: str | None = None
     """Why the ruling was made."""
@@ -265,7 +266,7 @@ class Settler:
         attempt = carry(git, patch, place.old_before, place.old_after, place.new_before)
         used: list[str] = []
         conflict = None
-        if attempt.outcome is Outcome.CONFLICT:
+        if attempt.conflicts:
             conflict = conflict_id("conflict", patch.name, attempt.conflicts)
             attempt = self._resolved(place, attempt, conflict, used)
         place = self._committed(place, attempt)
@@ -278,7 +279,7 @@ class Settler:
             attempt, place = amended, self._committed(place, amended)
             broken = self._broken(place, amended=True)
         done = self._verdict(place, attempt, broken, tuple(used))
-        waits = conflict if done.verdict in (Verdict.CONFLICT, Verdict.CONTRACT_BROKEN) else None
+        waits = conflict if attempt.conflicts or done.verdict is Verdict.CONTRACT_BROKEN else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
         return Settled(replace(done, conflict=waits, messages=messages), place, attempt)
 
@@ -297,7 +298,7 @@ class Settler:
         return Attempt(Outcome.THREE_WAY, tree)
 
     def _committed(self, place: PatchPlace, attempt: Attempt) -> PatchPlace:
-        if attempt.tree is None:
+        if attempt.tree is None or attempt.outcome is Outcome.ABSORBED:
             return replace(place, new_after=None)
         message = self.rulings.messages.get(place.patch.name)
         commit = commit_patch(place.git, place.new_before, attempt.tree, place.patch, message=message)
