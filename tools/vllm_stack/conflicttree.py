@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_stack.base import init_repository
 from vllm_stack.errors import ConflictError, WorkInProgressError
 from vllm_stack.git import Git
-from vllm_stack.merging import Side, Stages, with_sides
+from vllm_stack.merging import Side, Stages, sides, with_sides
 from vllm_stack.workbench import borrow_objects
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vllm_stack.replay import Settled
 
 _MARKER = re.compile(rb"^(?:<{7}|\|{7}|>{7}) ")
+_SEPARATOR = b"======="
 _BUSY = {
     "rebase-merge": "a rebase",
     "rebase-apply": "a rebase or `git am`",
@@ -190,9 +191,8 @@ class ConflictTree:
             )
 
     def _require_no_markers(self, stop: Stop, tree: str) -> None:
-        left = [
-            f"{path}:{number}: {text}" for path, number, text in marked_lines(self.git, stop.before, tree)
-        ]
+        marked = [*marked_lines(self.git, stop.before, tree), *_left_separators(self.git, stop, tree)]
+        left = [f"{path}:{number}: {text}" for path, number, text in sorted(marked)]
         if left:
             raise ConflictError(
                 f"{stop.patch} still has conflict markers",
@@ -228,6 +228,21 @@ def marked_lines(git: Git, before: str, tree: str) -> list[tuple[str, int, str]]
         for number, line in enumerate(git.blob(tree, path).split(b"\n"), start=1):
             if _MARKER.match(line) and line not in known:
                 found.append((path, number, line.decode("utf-8", "replace")))
+    return found
+
+
+def _left_separators(git: Git, stop: Stop, tree: str) -> list[tuple[str, int, str]]:
+    """Return the lines between two versions that were left in files that had markers: path, line, text.
+
+    Alone such a line can also be text, e.g. under a title: there may be as many as were not markers.
+    """
+    found = []
+    for path in sides(git, tree, [path for path in stop.open if path not in stop.unmarked]):
+        shown = git.blob(stop.shown, path).splitlines()
+        text = shown.count(_SEPARATOR) - sum(line.startswith(b"<<<<<<< ") for line in shown)
+        numbers = [at for at, line in enumerate(git.blob(tree, path).splitlines(), 1) if line == _SEPARATOR]
+        if len(numbers) > text:
+            found += [(path, number, _SEPARATOR.decode()) for number in numbers]
     return found
 
 
@@ -270,4 +285,6 @@ def _marked(git: Git, at: Stages, labels: tuple[str, str, str]) -> Side | None:
     if done.returncode <= 0 or done.returncode > 127:  # noqa: PLR2004 - git's: conflicts up to 127, else an error
         return None
     blob = git.run("hash-object", "-w", "--no-filters", "--stdin", stdin=done.stdout).text
-    return Side(at.ours.mode, blob)
+    # The patch may change the mode too; where both did, git's own rule is the new release's.
+    changed = at.base is not None and at.ours.mode == at.base.mode
+    return Side(at.theirs.mode if changed else at.ours.mode, blob)
