@@ -165,7 +165,7 @@ class Project:
 
     def patches(self) -> dict[str, bytes]:
         """Return all files of the stack's folder with their bytes."""
-        return {path.name: path.read_bytes() for path in sorted(self.series.parent.iterdir())}
+        return {path.name: path.read_bytes() for path in sorted(self.series.parent.glob("*.*"))}
 
     def run(self, *words: str) -> Completed:
         """Run the command line in this process, on this project."""

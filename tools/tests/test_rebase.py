@@ -10,6 +10,7 @@ import pytest
 from releaseproject import FIVE, Rebased, copy_of
 from stackproject import CORE, FILES, Project, message
 
+from vllm_stack.checkout import Checkout
 from vllm_stack.pins import load_pin
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def test_a_conflict_in_the_middle_of_five(rebased: Rebased) -> None:
     refused = rebased.run("--continue")
     assert refused.code == 5
     assert [line.partition(": ")[0] for line in refused.error["details"]] == [
-        f"demo/core.py:{number}" for number in (24, 26, 30)
+        f"demo/core.py:{number}" for number in (24, 26, 28, 30)
     ]
     resolve(rebased)
     done = rebased.run("--continue")
@@ -472,3 +473,110 @@ def test_back_and_forth(rebased: Rebased) -> None:
     assert {name: data for name, data in project.patches().items() if name.endswith(".patch")} == {
         name: data for name, data in before.items() if name.endswith(".patch")
     }
+
+
+def test_work_in_the_checkout_while_a_rebase_is_open_is_not_moved_away(rebased: Rebased) -> None:
+    project = rebased.project
+    project.ok("apply")
+    rebased.run("2.0.0")
+    resolve(rebased)
+    before = rebased.project.patches()
+    project.write("demo/other.py", "VALUE = 'mine'\n")
+    done = rebased.run("--continue")
+    assert (done.code, done.error["details"]) == (9, [" M demo/other.py"])
+    commit = project.commit(message("[Demo] Work meanwhile"))
+    done = rebased.run("--continue")
+    assert done.code == 9
+    assert done.error["details"][0].endswith("[Demo] Work meanwhile")
+    assert project.patches() == before
+    assert project.git("rev-parse", "HEAD").strip() == commit
+    project.git("reset", "--quiet", "--hard", "HEAD^")
+    assert rebased.run("--continue").report["status"] == "accepted"
+
+
+def test_commits_made_while_accepting_was_interrupted_are_not_moved_away(
+    rebased: Rebased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = rebased.project
+    project.ok("apply")
+    rebased.run("2.0.0")
+    resolve(rebased)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkout, "record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert rebased.run("--continue").code == 130
+    project.write("demo/other.py", "VALUE = 'mine'\n")
+    commit = project.commit(message("[Demo] Work meanwhile"))
+    for word in ("--continue", "--abort"):
+        done = rebased.run(word)
+        assert done.code == 9, word
+        assert done.error["details"][0].endswith("[Demo] Work meanwhile")
+        assert project.git("rev-parse", "HEAD").strip() == commit
+    project.git("reset", "--quiet", "--hard", "HEAD^")
+    assert rebased.run("--abort").code == 0
+
+
+@pytest.mark.parametrize("word", ["--continue", "--abort"])
+def test_a_dry_run_of_an_open_rebase_is_refused(rebased: Rebased, word: str) -> None:
+    rebased.run("2.0.0")
+    resolve(rebased)
+    before = rebased.everything()
+    assert rebased.run(word, "--dry-run").code == 2
+    assert rebased.everything() == before
+    assert rebased.tree.is_dir()
+
+
+def test_a_line_left_between_two_versions_is_a_marker(rebased: Rebased) -> None:
+    rebased.run("2.0.0")
+    rebased.write("demo/core.py", RESOLVED.replace("    return 500 + 55\n", "    return 500 + 55\n=======\n"))
+    done = rebased.run("--continue")
+    assert done.code == 5
+    assert [line.partition(": ")[2] for line in done.error["details"]] == ["======="]
+    resolve(rebased)
+    assert rebased.run("--continue").code == 0
+
+
+def test_a_title_in_a_conflicting_file_is_not_a_marker(rebased: Rebased) -> None:
+    title = "Changes\n=======\n"
+    release(rebased, demo__core=f'"""{title}"""\n{NEW_CORE}')
+    rebased.run("2.0.0")
+    rebased.write("demo/core.py", f'"""{title}"""\n{RESOLVED}')
+    assert rebased.run("--continue").code == 0
+
+
+def test_what_only_seems_to_be_absorbed_can_be_kept(rebased: Rebased) -> None:
+    """The patch's line stands in a larger change of upstream's, which does something else with it."""
+    larger = "def function_5(x):\n    if x:\n        return 50\n    return 500\n    return 501\n"
+    release(rebased, demo__core=CORE.replace("def function_5():\n    return 5\n", larger))
+    done = rebased.run("2.0.0")
+    assert rebased.verdicts(done)[2] == "absorbed"
+    assert "--accept-absorbed" in done.error["hint"]
+    assert str(rebased.tree) in done.error["hint"]
+    text = CORE.replace("def function_5():\n    return 5\n", larger.replace("return 50\n", "return 500\n"))
+    rebased.write("demo/core.py", text.replace("return 1\n", "return 100\n"))
+    done = rebased.run("--continue")
+    assert done.code == 0, done.err
+    assert rebased.verdicts(done)[2] == "three-way"
+    assert MIDDLE in rebased.project.patches()
+
+
+def test_what_seems_to_be_absorbed_can_be_accepted(rebased: Rebased) -> None:
+    larger = "def function_5(x):\n    if x:\n        return 50\n    return 500\n    return 501\n"
+    release(rebased, demo__core=CORE.replace("def function_5():\n    return 5\n", larger))
+    rebased.run("2.0.0")
+    done = rebased.run("--accept-absorbed", MIDDLE)
+    assert done.code == 0, done.err
+    assert MIDDLE not in rebased.project.patches()
+
+
+def test_a_mode_is_not_lost_in_a_conflict_of_lines(rebased: Rebased) -> None:
+    project = rebased.project
+    project.ok("apply")
+    (project.checkout / "demo/core.py").chmod(0o755)
+    project.git("commit", "--all", "--quiet", "--fixup=:/Return five hundred")
+    project.git("rebase", "--quiet", "--interactive", "--autosquash", "refs/stack/base")
+    project.ok("refresh")
+    rebased.run("2.0.0")
+    resolve(rebased)
+    done = rebased.run("--continue")
+    assert done.code == 0, done.err
+    assert b"old mode 100644\nnew mode 100755\n" in project.patches()[MIDDLE]

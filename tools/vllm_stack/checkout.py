@@ -124,16 +124,23 @@ class Checkout:
             f"assume-unchanged or skip-worktree: {entry[2:]}" for entry in listed if entry[0] not in "HMRCK?"
         ]
 
-    def unsaved_commits(self) -> list[str]:
-        """Return the commits of HEAD and of the stack's branch that no patch file has, one line each."""
+    def unsaved_commits(self, *saved: str) -> list[str]:
+        """Return the commits of HEAD and of the stack's branch that no patch file has, one line each.
+
+        ``saved`` are commits that are known elsewhere.
+        """
         tips = [
             self.head,
             *self.git.run("for-each-ref", "--format=%(objectname)", f"refs/heads/{BRANCH}").lines,
         ]
-        known = [f"^{commit}" for commit in (self.state.head, self.state.pending, self.state.base) if commit]
+        known = [
+            f"^{commit}"
+            for commit in (self.state.head, self.state.pending, self.state.base, *saved)
+            if commit
+        ]
         found = self.git.run("log", "--format=%h %s", *dict.fromkeys(tips), *known).lines
         # Commits that were taken away are a change too.
-        ours = {self.state.head, self.state.pending}
+        ours = {self.state.head, self.state.pending, *saved}
         return found or [
             f"at {tip}, not at {self.state.head}" for tip in dict.fromkeys(tips) if tip not in ours
         ]

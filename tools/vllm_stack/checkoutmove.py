@@ -47,7 +47,12 @@ def require_in_step(checkout: Checkout) -> None:
     """Raise WorkInProgressError, with a list, when a checkout holds what no patch file has."""
     checkout.require_no_operation()
     checkout.require_clean()
-    commits = checkout.unsaved_commits()
+    _require_saved(checkout)
+
+
+def _require_saved(checkout: Checkout, *saved: str) -> None:
+    """Raise WorkInProgressError for commits that moving the branch would leave without a name."""
+    commits = checkout.unsaved_commits(*saved)
     if commits:
         raise WorkInProgressError(
             f"{checkout.folder} holds commits that are not in patch files yet",
@@ -62,6 +67,7 @@ def move_forward(checkout: Checkout, base: Base, head: str, stack: Stack, names:
     May be run again after an interruption.
     """
     interrupted = _settle_interruption(checkout)
+    _require_saved(checkout)
     bring_commit(checkout.git, base, base.commit)
     bring_commit(checkout.git, base, head)
     moved = checkout.with_base(base.commit)
@@ -75,7 +81,9 @@ def move_back(checkout: Checkout, before: Snapshot) -> None:
     interrupted = _settle_interruption(checkout)
     if Snapshot.of(checkout) == before:
         return
-    if not interrupted:
+    if interrupted:
+        _require_saved(checkout, before.head)
+    else:
         require_in_step(checkout)
     # This also writes down that the checkout is being moved, should it be interrupted again.
     checkout.move_to(before.head, force=True)

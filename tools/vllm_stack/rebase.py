@@ -19,7 +19,7 @@ from vllm_stack.hashing import sha256_file
 from vllm_stack.lint import lint_patch
 from vllm_stack.patch import Patch
 from vllm_stack.projectgit import uncommitted
-from vllm_stack.replay import Replay, Settled, Verdict, replay
+from vllm_stack.replay import Replay, Settled, replay
 from vllm_stack.resolutions import FOLDER, Pair, Resolution, Resolutions
 from vllm_stack.session import BasePlace, Phase, Session, State, clear_leftovers, only_one
 from vllm_stack.sources import base_of
@@ -173,13 +173,7 @@ class Rebase:
 
     def require_clean(self) -> None:
         """WorkInProgressError, with a list, when there is work that no patch file or no commit has."""
-        checkout = Checkout.find(self.workspace.checkout(self.target))
-        if checkout is not None:
-            if checkout.state.pending is not None:
-                raise WorkInProgressError(
-                    f"an `apply` to {checkout.folder} was interrupted", hint="run `apply` again to finish it"
-                )
-            require_in_step(checkout)
+        self._require_in_step()
         dirty = uncommitted(self.workspace.root, ("patch-stack", "upstream/*.toml"))
         if dirty:
             raise WorkInProgressError(
@@ -187,6 +181,16 @@ class Rebase:
                 details=dirty,
                 hint="commit or stash them, so that the rebase can be told from them",
             )
+
+    def _require_in_step(self) -> None:
+        """WorkInProgressError, with a list, when the checkout holds what no patch file has."""
+        checkout = Checkout.find(self.workspace.checkout(self.target))
+        if checkout is not None:
+            if checkout.state.pending is not None:
+                raise WorkInProgressError(
+                    f"an `apply` to {checkout.folder} was interrupted", hint="run `apply` again to finish it"
+                )
+            require_in_step(checkout)
 
     def _state(self, stack: Stack, candidate: Candidate, old: Base, orders: Orders, wanted: str) -> State:
         return State(
@@ -233,7 +237,7 @@ class Rebase:
                 prepared=False,
             )
         if not stop.conflict:
-            return session  # absorbed or malformed: replaying says so again
+            return session  # malformed, or surely absorbed: replaying says so again
         session.tree.create(*self._bases(session))
         made = session.tree.harvest(stop)
         if made.message is not None:
@@ -301,6 +305,8 @@ class Rebase:
             return Outcome(
                 Status.STOPPED, self.target, state.old, state.new, state.notes, done, stack, session
             )
+        # It was at the start, but somebody may have worked in it while the rebase was open.
+        self._require_in_step()
         journal = plan_acceptance(self.workspace, session, stack, done)
         journal.write(session.folder)
         session = session.record(phase=Phase.ACCEPTING)
@@ -316,7 +322,7 @@ class Rebase:
         if state.prepared and state.stop == stop and session.tree.is_there(stop):
             return session  # the tree is there already, perhaps with work in it
         session = session.record(stop=stop, prepared=False)
-        if settled.done.verdict not in (Verdict.MALFORMED, Verdict.ABSORBED):
+        if stop.conflict:
             session.tree.prepare(stop, stages, settled.patch.full_message.encode())
         return session.record(prepared=True)
 

@@ -78,6 +78,10 @@ def rebase_upstream(
         raise UsageError(
             "say one thing: the release to move to, --continue, or --abort", hint="rebase-upstream --help"
         )
+    if options["dry_run"] and wanted is None:
+        raise UsageError(
+            "--dry-run goes with a release to move to: --continue and --abort are for a rebase that is open"
+        )
     rebase = Rebase(workspace, _target(workspace, target, opened=wanted is None))
     if options["abort"]:
         return RebaseReport.of(rebase.abort())
@@ -113,6 +117,12 @@ def _orders(options: _Options) -> Orders:
     if (options["skip"] or options["accept_contracts"]) and not why:
         option = "--skip" if options["skip"] else "--accept-contracts"
         raise UsageError(f"{option} needs a reason", hint="--reason 'why the patch may go, or may stay'")
+    if options["reason"] is not None and not (
+        options["skip"] or options["accept_absorbed"] or options["accept_contracts"]
+    ):
+        raise UsageError(
+            "a reason for what?", hint="--reason goes with --skip, --accept-absorbed or --accept-contracts"
+        )
     return Orders(
         dict.fromkeys(options["skip"], why),
         dict.fromkeys(options["accept_absorbed"], why or "upstream has the change"),
