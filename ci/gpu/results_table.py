@@ -12,6 +12,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 REPORTS = ("kernel-check", "sanitizer", "kernel-bench", "engine", "engine-short")
+LOGITS_REPORTS = ("logits-check", "logits-bench")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 
 
@@ -24,7 +25,7 @@ def report(name: str) -> dict[str, Any]:
 def provenance() -> list[str]:
     """Return the table of what each report measured."""
     lines = ["| report | result | wheel | wheel sha256 | commit | stack id |", "|---|---|---|---|---|---|"]
-    for name in REPORTS:
+    for name in (*REPORTS, *(n for n in LOGITS_REPORTS if (RESULTS / f"{n}.json").exists())):
         document = report(name)
         files = document["wheel_files"]
         wheel, commit, stack = files["wheel"], files["commit"][:12], files["stack_id"][:12]
@@ -47,6 +48,35 @@ def speeds() -> list[str]:
     return lines
 
 
+def logits_report(name: str) -> dict[str, Any]:
+    """Read a report on the indexer's logits: of a built wheel if there is one, else of the kernel's file."""
+    in_wheel = RESULTS / f"{name}.json"
+    path = in_wheel if in_wheel.exists() else RESULTS / "kernel-file" / in_wheel.name
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def logits() -> list[str]:
+    """Return what the checks of the indexer's logits gave, and the table of times."""
+    check, bench = logits_report("logits-check"), logits_report("logits-bench")
+    worst = max(shape["difference"] for shape in check["deep_gemm"])
+    other = sum(shape["differing_choices"] for shape in check["deep_gemm"])
+    lines = [
+        f"Indexer logits, one {bench['gpu']}, torch {bench['torch']}, Triton {bench['triton']}, DeepGEMM "
+        f"{bench['deep_gemm']}; medians of graph replays in one run.",
+        f"{check['shapes']} random shapes against float64: {len(check['problems'])} problems. Ours are off",
+        f"DeepGEMM's logits by at most {worst:.1e} of the largest; {other} other choices in the top 2048.",
+        "",
+        "| shape | ours, us | DeepGEMM, us | ours / DeepGEMM | goal |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for point in bench["points"]:
+        ours, native = point["us"]["triton_mqa_logits"], point["us"]["deep_gemm"]
+        ratio, goal = f"{point['ratio']:.2f}", f"{point['goal']:.1f}"
+        lines.append(f"| {point['shape']} | {ours:.1f} | {native:.1f} | {ratio} | {goal} |")
+    return lines
+
+
 def render() -> str:
     """Return the whole text."""
     bench = report("kernel-bench")
@@ -62,6 +92,8 @@ def render() -> str:
         f"{bench['triton']}; medians of graph replays in one run.",
         "",
         *speeds(),
+        "",
+        *logits(),
     ]
     return "\n".join(lines) + "\n"
 

@@ -26,14 +26,18 @@ import wheel_files
 
 HERE = Path(__file__).resolve().parent
 BENCH_SECONDS = 45.0  # took 25
+LOGITS_BENCH_SECONDS = 45.0  # took 20, and DeepGEMM's compiler
 SANITIZER_SECONDS = 60.0
 CHECK_SECONDS = 90.0  # took 50; longer than that, the sanitizers do not wait for its binaries
 CHECK, SANITIZER, ENGINE, BENCH = "kernel-check", "sanitizer", "engine", "kernel-bench"
+LOGITS_CHECK, LOGITS_BENCH = "logits-check", "logits-bench"
 STEPS = {
     CHECK: "kernel_check.py",
     SANITIZER: "sanitizer.py",
     ENGINE: "engine_proof.py",
     BENCH: "kernel_bench.py",
+    LOGITS_CHECK: "logits_check.py",
+    LOGITS_BENCH: "logits_bench.py",
 }
 
 
@@ -71,10 +75,11 @@ class Session:
         """Start a step; its output goes to a log file."""
         self.report(step).unlink(missing_ok=True)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        if step in (CHECK, SANITIZER):
+        if step in (CHECK, SANITIZER, LOGITS_CHECK, LOGITS_BENCH):
             # Many short processes: they load the kernel's files alone, since importing vLLM takes too
             # long, and share what they compile.
             environment["TRITON_CACHE_DIR"] = str(self.work / "triton")
+            environment["PYTHONPATH"] = str(self.site / "vllm" / "third_party")  # deep_gemm
             options += ("--root", str(self.site))
         else:
             paths = (self.site, self.site / "nvidia_cutlass_dsl" / "dsl_packages")
@@ -105,8 +110,9 @@ class Session:
             path.write_text(json.dumps(report, indent=1))
 
     def run(self, steps: list[str]) -> None:
-        """Run the steps: check and sanitizers beside the engines, the benchmark alone."""
+        """Run the steps: checks and sanitizers beside the engines, the benchmarks alone."""
         reserved = BENCH_SECONDS if BENCH in steps else 0.0
+        reserved += LOGITS_BENCH_SECONDS if LOGITS_BENCH in steps else 0.0
         running: dict[str, subprocess.Popen[bytes]] = {}
         if ENGINE in steps:
             seconds = f"{max(1.0, self.left() - reserved - 10):.0f}"
@@ -115,6 +121,8 @@ class Session:
             running[ENGINE] = self.start(ENGINE, *options, "--seconds", seconds)
         if CHECK in steps:
             running[CHECK] = self.start(CHECK)
+        if LOGITS_CHECK in steps:
+            running[LOGITS_CHECK] = self.start(LOGITS_CHECK)
         if SANITIZER in steps:
             if CHECK in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,8 +130,11 @@ class Session:
             running[SANITIZER] = self.start_sanitizer(reserved)
         for step, process in running.items():
             self.finish(step, process)
-        if BENCH in steps:
-            self.finish(BENCH, self.start(BENCH, "--budget-s", f"{self.left() - 15:.0f}"))
+        for bench in (BENCH, LOGITS_BENCH):
+            if bench in steps:
+                later = LOGITS_BENCH_SECONDS if bench == BENCH and LOGITS_BENCH in steps else 0.0
+                seconds = f"{self.left() - later - 15:.0f}"
+                self.finish(bench, self.start(bench, "--budget-s", seconds))
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
         """Start the sanitizers with as much time as there is."""

@@ -1,4 +1,4 @@
-"""Load the sparse-MLA kernel with or without an installed vLLM.
+"""Load the stack's kernels with or without an installed vLLM.
 
 A GPU host without a network has torch and Triton but no vLLM. The kernel file needs little of
 vLLM: the JIT warm-up machinery, which is loaded from the same checkout, and a handful of names,
@@ -7,23 +7,22 @@ which get the smallest stand-ins that behave alike.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import math
 import sys
 import types
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 KERNEL = "vllm.v1.attention.ops.triton_mla_sparse"
 DECODE = "vllm.v1.attention.ops.triton_decode_attention"
+LOGITS = "vllm.v1.attention.ops.triton_mqa_logits"
 _REAL_MODULES = (
     "vllm.model_executor.warmup.jit_warmup",
     "vllm.model_executor.warmup.jit_warmup_triton_helper",
 )
-CARRIED_FILES = tuple(name.replace(".", "/") + ".py" for name in (*_REAL_MODULES, KERNEL, DECODE))
+CARRIED_FILES = tuple(name.replace(".", "/") + ".py" for name in (*_REAL_MODULES, KERNEL, DECODE, LOGITS))
 
 
 def load_kernel(root: Path | None = None) -> types.ModuleType:
@@ -42,6 +41,20 @@ def load_kernel(root: Path | None = None) -> types.ModuleType:
     for name in _REAL_MODULES:
         _load_file(name, root)
     return _load_file(KERNEL, root)
+
+
+def sha256_of(module: types.ModuleType) -> str:
+    """Return the hash of a loaded kernel's file, to say in a report what was measured."""
+    assert module.__file__ is not None
+    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+
+
+def load_logits_kernel(root: Path | None = None) -> types.ModuleType:
+    """Import the indexer's logits kernels, ``vllm.v1.attention.ops.triton_mqa_logits``."""
+    if root is None:
+        return importlib.import_module(LOGITS)
+    load_kernel(root)
+    return _load_file(LOGITS, root)
 
 
 def load_decode_kernel(root: Path | None = None) -> types.ModuleType:
@@ -127,6 +140,7 @@ def _install_stand_ins() -> None:
         "vllm.utils.math_utils",
         cdiv=_cdiv,
         next_power_of_2=lambda n: 1 if n < 1 else 1 << (n - 1).bit_length(),
+        round_up=lambda n, multiple: _cdiv(n, multiple) * multiple,
     )
     _module("vllm.utils.mem_utils", get_max_shared_memory_bytes=_max_shared_memory)
     _module("vllm.utils.platform_utils", num_compute_units=_num_compute_units)

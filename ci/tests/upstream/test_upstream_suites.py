@@ -74,6 +74,7 @@ SUITES: Final = [
         select=WITHOUT_FLASHINFER_OR_HUB,
     ),
     Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=117, interpret=True),
+    Suite("kernels/attention/test_triton_mqa_logits.py", before=0, ours=111, interpret=True),
 ]
 
 
