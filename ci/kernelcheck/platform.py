@@ -14,7 +14,7 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from kernelcheck import native
@@ -42,6 +42,18 @@ def vllm_folder() -> Path:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("vllm is not installed in this environment")
     return Path(spec.origin).parent
+
+
+def skip_package_init(package: str) -> None:
+    """Let modules of a package of vLLM be imported without what its ``__init__`` imports.
+
+    ``vllm.models.glm5next`` imports its image processor, which needs torchvision; its kernels do not.
+    Changes nothing if the package is loaded.
+    """
+    if package not in sys.modules:
+        bare = ModuleType(package)
+        bare.__path__ = [str(vllm_folder().joinpath(*package.split(".")[1:]))]
+        sys.modules[package] = bare
 
 
 def _platform_class(base: type, chip: Chip, capability: object) -> type:

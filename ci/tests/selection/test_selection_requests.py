@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from tests.selection.conftest import Ask
 
 OURS: Final = "TRITON_MLA_SPARSE"
-SERVED: Final = (90, 100, 103, 120, 121)
-NOT_YET: Final = (80, 86, 89, 110)
+SERVED: Final = (80, 86, 89, 90, 100, 103, 110, 120, 121)
 BY_NAME: Final = {"backend": OURS}
 BY_KIND: Final = {"backend": "FLASHMLA_SPARSE", "backend_per_kind": {"mla_attention": OURS}}
 
@@ -66,26 +65,10 @@ def test_refused_by_name_with_the_reason(ask: Ask) -> None:
         assert reason in answer["error"]
 
 
-@pytest.mark.parametrize("capability", NOT_YET)
-@pytest.mark.parametrize("state", [FlashInfer.USABLE])
-def test_chips_without_the_indexer_are_refused_at_selection(ask: Ask, capability: int) -> None:
-    requests = [
-        how | {"head_size": head_size, "kv_cache_dtype": cache}
-        for how in (BY_NAME, BY_KIND)
-        for head_size in (576, 512)
-        for cache in ("auto", "bfloat16")
-    ]
-    answers = ask(requests)
-    version = f"{capability // 10}.{capability % 10}"
-    for answer in answers:
-        assert answer["backend"] is None
-        assert "'compute capability not supported'" in answer["error"]
-        assert f"does not run on compute capability {version} yet" in answer["error"]
-
-
 @pytest.mark.parametrize(
     ("capability", "state", "selected"),
     [
+        (80, FlashInfer.ABSENT, OURS),
         (90, FlashInfer.ABSENT, "FLASH_ATTN_MLA_SPARSE"),
         (120, FlashInfer.USABLE, "FLASHINFER_MLA_SPARSE_SM120"),
         (120, FlashInfer.UNUSABLE, OURS),
@@ -96,7 +79,7 @@ def test_block_size_moves_nothing_to_ours_that_a_native_backend_takes(ask: Ask, 
     assert [answer["backend"] for answer in answers] == [selected] * 3
 
 
-@pytest.mark.parametrize("capability", [121])
+@pytest.mark.parametrize("capability", [86, 121])
 @pytest.mark.parametrize("state", list(FlashInfer))
 def test_pooled_indexer_may_have_any_topk(ask: Ask) -> None:
     """GLM-5.3-Flash rounds its buffer up to a multiple of 128 itself."""

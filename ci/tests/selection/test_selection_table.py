@@ -2,8 +2,8 @@
 
 The expected values are the table "What selection must give" and, where it leaves a cell open, what
 follows from the gates of upstream's backends. ``NOTHING_YET`` marks the cells that our backend will
-fill once it reads the fp8 cache, or once the indexer runs on the chip: until then the request is
-refused while the backend is selected, and the error names our reason.
+fill once it reads the fp8 cache: until then the request is refused while the backend is selected, and
+the error names our reason.
 """
 
 from __future__ import annotations
@@ -44,10 +44,17 @@ def _with(rows: list[Row], **fields: Any) -> list[Row]:
     return [(request | fields, usable, other) for request, usable, other in rows]
 
 
-REFUSED: Final = [
-    *_rows(576, (*UNQUANTIZED, *FP8), NOTHING_YET, NOTHING_YET),
-    *_rows(512, (*UNQUANTIZED, *FP8), NOTHING_YET, NOTHING_YET),
-    *_with(_rows(576, ("auto",), NOTHING_YET, NOTHING_YET), index_topk=1024),
+# No native sparse backend exists for these chips.
+ONLY_OURS: Final = [
+    row
+    for head_size in (576, 512)
+    for row in (
+        *_rows(head_size, UNQUANTIZED, OURS, OURS),
+        *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), num_heads=128),
+        *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), index_topk=1024),
+        *_with(_rows(head_size, ("auto", "float16"), OURS, OURS), dtype="float16"),
+        *_rows(head_size, FP8, NOTHING_YET, NOTHING_YET),
+    )
 ]
 
 SM90: Final = [
@@ -88,13 +95,13 @@ SM12X: Final = [
 ]
 
 TABLES: Final = {
-    80: REFUSED,
-    86: REFUSED,
-    89: REFUSED,
+    80: ONLY_OURS,
+    86: ONLY_OURS,
+    89: ONLY_OURS,
     90: SM90,
     100: SM10X,
     103: SM10X,
-    110: REFUSED,
+    110: ONLY_OURS,
     120: SM12X,
     121: SM12X,
 }
@@ -116,15 +123,12 @@ def test_every_row(ask: Ask, capability: int, state: FlashInfer) -> None:
     assert list(zip(asked, selected, strict=True)) == list(zip(asked, expected, strict=True))
     for answer in answers:
         if answer["backend"] is None:
-            assert _names_our_reason(answer["error"], capability), answer["error"]
+            assert _names_our_reason(answer["error"]), answer["error"]
 
 
-def _names_our_reason(error: str, capability: int) -> bool:
-    """Whether the error says why ours was refused: the chip's indexer, or the fp8 cache."""
+def _names_our_reason(error: str) -> bool:
+    """Whether the error says why ours was refused: the fp8 cache."""
     ours = error.partition(f"{OURS}: [")[2]
-    if capability in (80, 86, 89, 110):
-        version = f"{capability // 10}.{capability % 10}"
-        return f"indexer, which does not run on compute capability {version} yet" in ours
     return "does not read the fp8" in ours and "--kv-cache-dtype bfloat16" in ours
 
 
@@ -135,7 +139,7 @@ def test_few_heads_on_sm10x_prefer_a_native_backend(ask: Ask) -> None:
     assert {answer["backend"] for answer in answers} <= {FA4, FI_SM100}
 
 
-@pytest.mark.parametrize("capability", [90, 120])
+@pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize("state", list(FlashInfer))
 def test_our_cache_keeps_its_dtype(ask: Ask) -> None:
     """Only the native SM120 backend turns ``auto`` into fp8_ds_mla."""
@@ -159,7 +163,7 @@ def test_glm_makes_auto_an_fp8_cache_on_sm10x(ask: Ask) -> None:
     assert all("use --kv-cache-dtype bfloat16" in a["error"] for a in named)
 
 
-@pytest.mark.parametrize("capability", [120])
+@pytest.mark.parametrize("capability", [80, 89, 110, 120])
 @pytest.mark.parametrize("state", [FlashInfer.ABSENT])
-def test_glm_keeps_auto_on_sm120(ask: Ask) -> None:
+def test_glm_keeps_auto(ask: Ask) -> None:
     assert [(a["backend"], a["cache"]) for a in ask(GLM)] == [(OURS, "auto")] * 2

@@ -1,0 +1,81 @@
+"""What the cases of :mod:`forward_path` are made of: tensors that pretend, and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+import triton
+
+from kernelcheck.platform import skip_package_init
+
+Case = tuple[str, Callable[[], object]]
+
+V32: Final = "vllm.models.deepseek_v32.common.kernels"
+GLM: Final = "vllm.models.glm5next"
+MLA: Final = "vllm.v1.attention.backends.mla"
+KPOOL: Final = f"{GLM}.nvidia.ops.kpool_compress"
+CHEAPEST_CHIP: Final = 80
+"""The chip whose launches are listed; the kernels are the same on all."""
+TOKENS: Final = 5
+TOPK: Final = 2048
+EPS: Final = 1e-6
+KPOOL_SIZE: Final = 4
+BF16: Final = torch.bfloat16
+FP32: Final = torch.float32
+INT32: Final = torch.int32
+INT64: Final = torch.int64
+BYTE: Final = torch.uint8
+
+
+def module(name: str) -> Any:
+    """Import a module of the product."""
+    if name.startswith(GLM):
+        skip_package_init(GLM)
+    return import_module(name)
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says that it is a CUDA tensor, for launchers that ask."""
+
+    is_cuda = True
+
+
+def empty(*shape: int, kind: torch.dtype = BF16) -> torch.Tensor:
+    """Return a tensor that a launcher takes for one on a GPU."""
+    return torch.empty(*shape, dtype=kind).as_subclass(OnGpu)
+
+
+@contextmanager
+def cheapest_configuration() -> Iterator[None]:
+    """Let autotuned kernels launch the configuration that asks for least, without timing any.
+
+    On a GPU the tuner tries all and drops those that a chip has no room for; one must remain.
+    """
+    tuner = triton.runtime.autotuner.Autotuner
+    original = tuner.run
+
+    def cost(config: Any) -> tuple[int, ...]:
+        tile = 1
+        for size in config.kwargs.values():
+            tile *= size
+        return config.num_stages, tile, config.num_warps
+
+    def run(self: Any, *args: Any, **named: Any) -> Any:
+        chosen = min(self.configs, key=cost)
+        return self.fn.run(*args, **{**named, **chosen.all_kwargs()})
+
+    tuner.run = run
+    try:
+        yield
+    finally:
+        tuner.run = original
+
+
+def compile_variant(name: str, kernel: str, **named: object) -> None:
+    """Compile one variant through the product's own warm-up."""
+    instance = getattr(module(name), kernel)
+    instance.compile(instance.dispatch(**named))
