@@ -4,9 +4,9 @@
 
 Writes a file of random blocks with the widths of GLM-5, one dense and some MoE layers, and loads it on a CPU
 with vLLM's class for CUDA, as all ranks of a tensor-parallel group at once, each a process; no GPU is needed.
-A rank may take its share of the weights and one tensor more; in small files that is `kv_b_proj`, put together in
-float32 from halves that are decoded. Its own memory (`RssAnon`) is sampled; pages of the file (`RssFile`) are
-shared by all ranks and no copy. Exits 1 if a rank took more.
+A rank may take its share of the weights and one tensor more; in small files that is `kv_b_proj`, put together
+in float32 from halves that are decoded. Its own memory (`RssAnon`) is sampled; pages of the file (`RssFile`)
+are shared by all ranks and no copy. Exits 1 if a rank took more.
 """
 
 from __future__ import annotations
