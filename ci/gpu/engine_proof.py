@@ -2,6 +2,8 @@
 
     python engine_proof.py --out results/engine.json --work /tmp/proof [--files INSTALLED.json] [--modes …]
 
+With `--proof indexer` it proves the Triton indexer instead, see `indexer_proof`.
+
 Two small models with seeded weights (`small_models`), both model runners, eager and CUDA graphs,
 `sparse_mla_force_mqa` on and off: in each of these modes every backend is asked about the same text
 (`engine_worker`). The mean absolute difference of log-probabilities between our backend and each
@@ -19,21 +21,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
-import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import indexer_proof
 import numpy as np
 import small_models
-import torch
+from engine_runner import Run, Runner, host
 from engine_worker import (
     DECODE_TOKENS,
     PROMPT_LENGTHS,
@@ -47,7 +45,6 @@ from engine_worker import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-HERE = Path(__file__).resolve().parent
 OURS = "TRITON_MLA_SPARSE"
 NATIVE = ("FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")
 ALLOWED_RATIO = 1.5
@@ -55,30 +52,11 @@ PARTS = ("everything", "prefill", "decode", "short_prefill", "short_decode")
 # Tokens up to which our backend treats a request as a decode: more heads amortise the dense expansion later.
 LONGEST_DECODE = {"glm5": 128, "glm53flash": 64}
 DAMAGE_RATIO = 100.0
-WEIGHTS_SEED = 7
 REQUIRED_SHARE = 0.5  # of scored positions beyond twice the top-k
-SHORTEST_RUN = 5.0  # seconds
-JOB_SECONDS = 210.0  # an engine with empty caches was seen to need 97
-PILOT_THREADS, THREADS = 4, 1
-
-
-@dataclass
-class Run:
-    """What one job gave."""
-
-    job: Job
-    figures: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    error: str | None = None
-    seconds: float = 0.0
-
-    def everything(self) -> np.ndarray:
-        """Return all scored positions of the long batch."""
-        return np.concatenate([self.arrays["prefill"], self.arrays["decode"]])
-
-    def part(self, name: str) -> np.ndarray:
-        """Return the positions of one part, or all of the long batch."""
-        return self.everything() if name == "everything" else self.arrays[name]
+TEXTS = {
+    "text": (PROMPT_LENGTHS, DECODE_TOKENS, TEXT_SEED),
+    "short_text": (SHORT_LENGTHS, SHORT_DECODE_TOKENS, SHORT_TEXT_SEED),
+}
 
 
 def modes(models: Iterable[str]) -> Iterator[Job]:
@@ -105,86 +83,6 @@ def make_jobs(chosen: list[Job]) -> tuple[list[Job], list[Job]]:
     pilots = {(job.model, job.backend): job for job in reversed(every)}
     first = [job for job in every if job in pilots.values()]
     return first, [job for job in every if job not in first]
-
-
-class Runner:
-    """Runs jobs in processes of their own, several at a time on one GPU."""
-
-    def __init__(self, work: Path, deadline: float, *, reuse: bool = False) -> None:
-        self.work = work
-        self.reuse = reuse
-        self.deadline = deadline
-        self.failed_models: set[str] = set()
-        self.runs: dict[Job, Run] = {}
-        self.texts: dict[str, dict[str, list[list[int]]]] = {}
-        self._lock = threading.Lock()
-
-    def prepare(self, model: str) -> None:
-        """Write a model and draw its text."""
-        language = small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, self.work / model)
-        batches = {
-            "text": (PROMPT_LENGTHS, DECODE_TOKENS, TEXT_SEED),
-            "short_text": (SHORT_LENGTHS, SHORT_DECODE_TOKENS, SHORT_TEXT_SEED),
-        }
-        self.texts[model] = {
-            name: [small_models.make_text(language, n + continued, seed + n) for n in lengths]
-            for name, (lengths, continued, seed) in batches.items()
-        }
-
-    def run_model(self, chosen: list[Job], workers: int) -> None:
-        """Run all engines of one model: first one of each backend, to fill the caches."""
-        pilots, others = make_jobs(chosen)
-        self.run_all(pilots, len(pilots), PILOT_THREADS)
-        if any(self.runs[job].error for job in pilots):
-            self.failed_models.add(pilots[0].model)
-        self.run_all(others, workers, THREADS)
-
-    def run_all(self, jobs: list[Job], workers: int, threads: int) -> None:
-        """Run jobs; keep what they gave."""
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda job: self._run(job, threads), jobs))
-
-    def _run(self, job: Job, threads: int) -> None:
-        started = time.monotonic()
-        run = Run(job)
-        left = self.deadline - started
-        base = self.work / f"{job.name}.json"
-        if self.reuse and base.with_suffix(".result.json").exists():
-            run.error = None
-        elif left < SHORTEST_RUN:
-            run.error = "not started: no time left"
-        elif job.model in self.failed_models:
-            run.error = "not started: the first engines of this model failed"
-        else:
-            run.error = self._execute(job, threads, min(left, JOB_SECONDS))
-        if run.error is None:
-            run.figures = json.loads(base.with_suffix(".result.json").read_text())
-            with np.load(base.with_suffix(".npz")) as arrays:
-                run.arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
-        run.seconds = time.monotonic() - started
-        with self._lock:
-            self.runs[job] = run
-            print(f"{run.seconds:6.1f} s  {job.name}  {run.error or 'ok'}", flush=True)
-
-    def _execute(self, job: Job, threads: int, seconds: float) -> str | None:
-        base = self.work / f"{job.name}.json"
-        kinds = damages(job.model) if job == damage_reference(job.model) else ()
-        task = {"job": asdict(job), "folder": str(self.work / job.model), "damages": kinds}
-        base.write_text(json.dumps(task | self.texts[job.model]))
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(threads),
-            "VLLM_TRITON_JIT_WARMUP_NUM_THREADS": str(threads),
-        }
-        command = [sys.executable, str(HERE / "engine_worker.py"), str(base)]
-        with base.with_suffix(".log").open("wb") as log:
-            try:
-                done = subprocess.run(
-                    command, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    cwd=self.work, timeout=seconds, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return f"stopped after {seconds:.0f} s"
-        return None if done.returncode == 0 else f"exit status {done.returncode}"
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -318,17 +216,6 @@ def positions_beyond(index_topk: int) -> float:
     return float((positions > 2 * index_topk).mean())
 
 
-def host() -> dict[str, Any]:
-    """Describe the machine and the software."""
-    return {
-        "card": torch.cuda.get_device_name(0),
-        "capability": list(torch.cuda.get_device_capability(0)),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        **{name: metadata.version(name) for name in ("torch", "triton", "transformers", "vllm")},
-    }
-
-
 def assess(chosen: list[Job], runs: dict[Job, Run]) -> dict[str, Any]:
     """Judge all runs."""
     models = sorted({mode.model for mode in chosen})
@@ -398,34 +285,58 @@ def mode_line(row: dict[str, Any]) -> str:
     )
 
 
+class AttentionProof:
+    """What `main` needs to know of this proof; `indexer_proof.IndexerProof` is the other."""
+
+    texts = TEXTS
+    modes = staticmethod(modes)
+    make_jobs = staticmethod(make_jobs)
+    assess = staticmethod(assess)
+    table = staticmethod(table)
+
+    @staticmethod
+    def damages(chosen: list[Job]) -> dict[Job, tuple[str, ...]]:
+        """Return which engines damage attention, and how."""
+        return {mode: damages(mode.model) for mode in chosen if mode == damage_reference(mode.model)}
+
+
+PROOFS: dict[str, type[AttentionProof | indexer_proof.IndexerProof]] = {
+    "attention": AttentionProof,
+    "indexer": indexer_proof.IndexerProof,
+}
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--proof", choices=PROOFS, default="attention", help="what is proven")
     parser.add_argument("--out", type=Path, required=True, help="report to write (JSON)")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     parser.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
     parser.add_argument("--workers", type=int, default=14, help="engines at a time")
     parser.add_argument("--seconds", type=float, default=420, help="time for all engines")
     parser.add_argument("--reuse", action="store_true", help="keep results that the work folder holds")
-    known = [mode.mode for mode in modes(small_models.MODELS)]
-    parser.add_argument("--modes", nargs="+", choices=known, default=known, metavar="MODE")
+    known = {mode.mode for proof in PROOFS.values() for mode in proof.modes(small_models.MODELS)}
+    parser.add_argument("--modes", nargs="+", choices=sorted(known), metavar="MODE")
     return parser.parse_args()
 
 
 def main() -> int:
     """Run everything and write the report."""
     arguments = parse_arguments()
+    proof = PROOFS[arguments.proof]
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
-    chosen = [mode for mode in modes(small_models.MODELS) if mode.mode in arguments.modes]
+    chosen = [m for m in proof.modes(small_models.MODELS) if m.mode in (arguments.modes or [m.mode])]
+    runner.damages = proof.damages(chosen)
     for model in sorted({mode.model for mode in chosen}):
-        runner.prepare(model)
-    by_model = [[mode for mode in chosen if mode.model == model] for model in runner.texts]
+        runner.prepare(model, proof.texts)
+    by_model = [proof.make_jobs([m for m in chosen if m.model == model]) for model in runner.texts]
     workers = max(1, arguments.workers // len(by_model))
     with ThreadPoolExecutor(len(by_model)) as pool:
-        list(pool.map(lambda some: runner.run_model(some, workers), by_model))
-    report = assess(chosen, runner.runs)
+        list(pool.map(lambda jobs: runner.run_model(jobs[0], jobs[1], workers), by_model))
+    report = proof.assess(chosen, runner.runs)
     manifest = json.loads(arguments.files.read_text()) if arguments.files else None
     report |= {
         "schema": 1,
@@ -437,7 +348,7 @@ def main() -> int:
         },
     }
     arguments.out.write_text(json.dumps(report, indent=1))
-    print("\n".join(table(report)))
+    print("\n".join(proof.table(report)))
     return 0 if report["passed"] else 1
 
 

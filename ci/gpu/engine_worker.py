@@ -15,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,9 @@ SHORT_LENGTHS = (5, 40, 77, 100, 128, 129, 180, 220, 256, 300, 400, 500, 512)
 SHORT_ALONE = 4
 SHORT_DECODE_TOKENS = 128
 MAX_MODEL_LEN = 16384  # 16,000 + 256 fit
+FAR_LENGTHS = (5, 400, 1100, 2300, 4100, 9000, 16000, 32000)  # for the proof of the indexer
+FAR_DECODE_TOKENS = 128
+FAR_MODEL_LEN = 32768
 MAX_BATCHED_TOKENS = 4096
 GRAPH_SIZES = (1, 2, 4, 8, 16)
 KV_CACHE_BYTES = 2 << 30
@@ -48,6 +52,9 @@ class Job:
         runner: 1 or 2, the model runner.
         graphs: Whether CUDA graphs are used.
         force_mqa: `attention_config.sparse_mla_force_mqa`.
+        indexer: VLLM_SPARSE_INDEXER_LOGITS_BACKEND; None for the proof of attention, which leaves it alone.
+        draft: Tokens that multi-token prediction drafts.
+        toolkit: Whether the engine may see a CUDA compiler (`without_toolkit.sh`).
 
     """
 
@@ -56,17 +63,25 @@ class Job:
     runner: int
     graphs: bool
     force_mqa: bool
+    indexer: str | None = None
+    draft: int = 0
+    toolkit: bool = True
 
     @property
     def mode(self) -> str:
         """Name of what is the same for all backends."""
         execution = "graphs" if self.graphs else "eager"
+        if self.indexer is not None:
+            return f"{self.model}-v{self.runner}-{execution}-mtp{self.draft}"
         return f"{self.model}-v{self.runner}-{execution}-{'mqa' if self.force_mqa else 'auto'}"
 
     @property
     def name(self) -> str:
         """Name of the job, usable as a file name."""
-        return f"{self.mode}-{self.backend.lower()}"
+        parts = [self.mode, self.backend.lower()]
+        if self.indexer is not None:
+            parts.append(self.indexer)
+        return "-".join(parts if self.toolkit else [*parts, "hidden"])
 
 
 @dataclass(frozen=True)
@@ -76,13 +91,14 @@ class Task:
     job: Job
     folder: Path
     text: list[list[int]]
-    short_text: list[list[int]]
     damages: list[str]
+    short_text: list[list[int]] = field(default_factory=list)
 
 
 def environment(job: Job) -> dict[str, str]:
     """Return the variables that the engine's process needs."""
-    return {
+    forced = {} if job.indexer is None else {"VLLM_SPARSE_INDEXER_LOGITS_BACKEND": job.indexer}
+    return forced | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_USE_V2_MODEL_RUNNER": str(job.runner - 1),
@@ -97,7 +113,7 @@ def engine_arguments(job: Job, folder: Path) -> dict[str, Any]:
         "model": str(folder),
         "skip_tokenizer_init": True,
         "enforce_eager": not job.graphs,
-        "max_model_len": MAX_MODEL_LEN,
+        "max_model_len": MAX_MODEL_LEN if job.indexer is None else FAR_MODEL_LEN,
         "max_num_seqs": 16,
         "max_num_batched_tokens": MAX_BATCHED_TOKENS,
         "enable_prefix_caching": True,
@@ -115,13 +131,24 @@ def engine_arguments(job: Job, folder: Path) -> dict[str, Any]:
     }
     if job.graphs:
         arguments["compilation_config"] = {"cudagraph_capture_sizes": list(GRAPH_SIZES)}
-    if job.runner == SECOND_RUNNER:
+    if job.draft:  # prescribes nothing: drafts are verified
+        arguments["speculative_config"] = speculation(job, folder)
+    elif job.runner == SECOND_RUNNER:
         arguments["enable_trace_replay"] = True
     else:
         arguments["logits_processors"] = ["forcing:Forcing"]
         # The processor reads the tokens generated so far, which run late otherwise.
         arguments["async_scheduling"] = False
     return arguments
+
+
+def speculation(job: Job, folder: Path) -> dict[str, Any]:
+    """Return `speculative_config`."""
+    from small_models import DRAFT_FOLDER
+
+    how: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": job.draft}
+    draft = folder / DRAFT_FOLDER
+    return how | ({"model": str(draft)} if draft.exists() else {})
 
 
 def forced_params(job: Job, tokens: list[int]) -> Any:
@@ -169,6 +196,18 @@ def decode(
     return found, [out.num_cached_tokens for out in outputs]
 
 
+def generate(engine: Any, prompts: list[list[int]], count: int) -> tuple[list[float], list[int]]:
+    """Return the log-probabilities and the tokens that the engine chooses itself, `count` a prompt."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0, logprobs=1, detokenize=False)
+    outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    completions = [out.outputs[0] for out in outputs]
+    tokens = [token for completion in completions for token in completion.token_ids]
+    entries = [entry for completion in completions for entry in completion.logprobs]
+    return [entry[token].logprob for entry, token in zip(entries, tokens, strict=True)], tokens
+
+
 def forbid_autotuning() -> None:
     """Let every autotuned Triton kernel take its first configuration.
 
@@ -187,10 +226,14 @@ def forbid_autotuning() -> None:
 
 
 def observe(job: Job) -> Any:
-    """Install the observer on the backend's class."""
-    from launches import Observer
+    """Install the observer on the backend's class, or on the indexer."""
+    from launches import IndexerObserver, Observer
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+    if job.indexer is not None:
+        indexer_observer = IndexerObserver()
+        indexer_observer.install_indexer()
+        return indexer_observer
     backend = AttentionBackendEnum[job.backend].get_class()
     observer = Observer()
     observer.install(backend.get_impl_cls())
@@ -256,6 +299,71 @@ def run(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     return running.arrays, figures
 
 
+def run_indexer(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the engine for the proof of the indexer; return arrays and figures."""
+    watch = Stopwatch()
+    from vllm import LLM
+    from vllm.utils.mqa_logits_backend import get_mqa_logits_choice
+
+    observer = observe(task.job)
+    watch.lap("import")
+    engine = LLM(**engine_arguments(task.job, task.folder))
+    watch.lap("start")
+    running = Running(task.job, engine, observer, watch)
+    prompts = [tokens[:-FAR_DECODE_TOKENS] for tokens in task.text]
+    steps = count_steps(engine)
+    if task.job.draft:
+        observer.start()
+        running.arrays["prefill"] = score(engine, prompts)
+        running.counts["prefill_batch"] = snapshot(observer)
+        watch.lap("prefill")
+        observer.start()
+        steps.clear()
+        chosen = generate(engine, prompts, FAR_DECODE_TOKENS)
+        running.arrays["decode"], running.arrays["tokens"] = chosen
+        running.counts["decode_batch"] = snapshot(observer)
+        watch.lap("decode")
+    else:
+        run_batch(running, "", task.text, FAR_DECODE_TOKENS)
+        running.arrays["tokens"] = [t for tokens in task.text for t in tokens[-FAR_DECODE_TOKENS:]]
+    choice = get_mqa_logits_choice()
+    return running.arrays, {
+        "seconds": watch.laps,
+        "launches": running.counts,
+        "indexer": {"backend": choice.backend.value, "reason": choice.reason},
+        "steps": len(steps),
+        "variants": sorted(str(variant) for variant in observer.variants),
+        "unannounced_variants": sorted(str(v) for v in observer.variants - observer.announced),
+        "toolkit": toolkit(),
+    }
+
+
+def count_steps(engine: Any) -> list[None]:
+    """Return a list that grows by one with each step of the engine."""
+    steps: list[None] = []
+    step = engine.llm_engine.step
+
+    def counted() -> Any:
+        steps.append(None)
+        return step()
+
+    engine.llm_engine.step = counted
+    return steps
+
+
+def toolkit() -> dict[str, Any]:
+    """Return what this process could have compiled CUDA with, and what of that was run."""
+    from vllm.utils.deep_gemm_support import find_nvcc
+
+    log = os.environ.get("EXEC_TRAP_LOG")
+    return {
+        "nvcc": find_nvcc(),
+        "in_path": {name: shutil.which(name) for name in ("nvcc", "ninja", "cicc", "ptxas")},
+        "variables": {name: os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")},
+        "trapped": Path(log).read_text().splitlines() if log else None,
+    }
+
+
 class Stopwatch:
     """Seconds between laps, also printed, so that the log of a job that was stopped says where."""
 
@@ -312,7 +420,7 @@ def main() -> None:
     os.environ.update(environment(job))
     forbid_autotuning()
     faulthandler.dump_traceback_later(TRACE_SECONDS, repeat=True)  # says where a stuck engine is
-    arrays, figures = run(task)
+    arrays, figures = run(task) if job.indexer is None else run_indexer(task)
     bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
     if bad:
         raise RuntimeError(f"log-probabilities are not finite: {bad}")

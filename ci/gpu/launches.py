@@ -9,11 +9,15 @@
 * capture and replay of CUDA graphs, so that a launch inside a graph is counted once for every
   replay of that graph.
 
+`IndexerObserver.install_indexer` wraps what computes the indexer's logits instead: DeepGEMM's two
+functions and Triton's two kernels.
+
 Launches of the product's own warm-up, which only compile, are not counted.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KERNELS = "vllm.v1.attention.ops.triton_mla_sparse"
+MQA_LOGITS = "vllm.v1.attention.ops.triton_mqa_logits"
+DEEP_GEMM = "vllm.utils.deep_gemm"
 Damage = Literal["none", "zero", "shift", "shift_pool"]
 DISTANCES = {"shift": 1, "shift_pool": KPOOL}  # in rows
 Phase = Literal["decode", "prefill"]
@@ -214,3 +220,47 @@ class Observer:
                 impl.need_to_return_lse_for_decode,
             )
         )
+
+
+class IndexerObserver(Observer):
+    """Counts what computes the indexer's logits: `calls` are DeepGEMM's, `kernels` Triton's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced: set[Any] = set()  # variants that the warm-up compiles
+
+    def install_indexer(self) -> None:
+        """Wrap both implementations, and CUDA graphs."""
+        self._watch_graphs()
+        deep_gemm, triton_ops = import_module(DEEP_GEMM), import_module(MQA_LOGITS)
+        self._watch_function(deep_gemm, "_deep_gemm_mqa_logits", "prefill", self.calls)
+        self._watch_function(deep_gemm, "_deep_gemm_paged_mqa_logits", "decode", self.calls)
+        self._watch_function(triton_ops, "triton_mqa_logits", "prefill", None)
+        self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", None)
+        for wrapper in vars(triton_ops).values():
+            if hasattr(wrapper, "get_warmup_keys") and not isinstance(wrapper, type):
+                self._watch_kernel(wrapper)
+                self._watch_announcements(wrapper)
+
+    def _watch_function(self, module: Any, name: str, phase: Phase, counts: Launches | None) -> None:
+        observer, original = self, getattr(module, name)
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            observer.phase = phase
+            if counts is not None:
+                observer._count(counts, 0)
+            return original(*args, **kwargs)
+
+        setattr(module, name, observed)
+
+    def _watch_announcements(self, wrapper: Any) -> None:
+        observer, original = self, wrapper.get_warmup_keys
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            keys = original(*args, **kwargs)
+            observer.announced.update(keys)
+            return keys
+
+        # The registry reads the signature to see what the function takes.
+        observed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        wrapper.get_warmup_keys = observed

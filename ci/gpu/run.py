@@ -2,6 +2,8 @@
 
     python run.py --files FILES.zip --site /tmp/site --out DIR [--seconds 560] [--steps engine …]
 
+The engines with the Triton indexer need a run of their own, `--steps indexer`.
+
 Installs the files of the built wheel (`wheel_files.py pack`) over the unpacked official wheel and
 checks their hashes, runs the kernel check (then the sanitizers) and the engine proof side by side and
 the benchmark alone afterwards, and prints a short table. Every report in DIR says card, commit, stack
@@ -31,14 +33,18 @@ SANITIZER_SECONDS = 60.0
 CHECK_SECONDS = 90.0  # took 50; longer than that, the sanitizers do not wait for its binaries
 CHECK, SANITIZER, ENGINE, BENCH = "kernel-check", "sanitizer", "engine", "kernel-bench"
 LOGITS_CHECK, LOGITS_BENCH = "logits-check", "logits-bench"
+INDEXER = "indexer"
 STEPS = {
     CHECK: "kernel_check.py",
     SANITIZER: "sanitizer.py",
     ENGINE: "engine_proof.py",
+    INDEXER: "engine_proof.py",
     BENCH: "kernel_bench.py",
     LOGITS_CHECK: "logits_check.py",
     LOGITS_BENCH: "logits_bench.py",
 }
+DEFAULT_STEPS = [step for step in STEPS if step != INDEXER]
+PROOFS = {ENGINE: "attention", INDEXER: "indexer"}
 
 
 class Session:
@@ -114,11 +120,12 @@ class Session:
         reserved = BENCH_SECONDS if BENCH in steps else 0.0
         reserved += LOGITS_BENCH_SECONDS if LOGITS_BENCH in steps else 0.0
         running: dict[str, subprocess.Popen[bytes]] = {}
-        if ENGINE in steps:
+        for step in PROOFS.keys() & set(steps):
             seconds = f"{max(1.0, self.left() - reserved - 10):.0f}"
-            options = ["--work", str(self.work / "engine"), "--files", str(self.installed)]
+            options = ["--proof", PROOFS[step], "--work", str(self.work / step)]
+            options += ["--files", str(self.installed), "--seconds", seconds]
             options += ["--modes", *self.modes] if self.modes else []
-            running[ENGINE] = self.start(ENGINE, *options, "--seconds", seconds)
+            running[step] = self.start(step, *options)
         if CHECK in steps:
             running[CHECK] = self.start(CHECK)
         if LOGITS_CHECK in steps:
@@ -147,9 +154,7 @@ class Session:
             for pattern in (
                 "*.txt",
                 "sanitizer/*.log",
-                "engine/*.log",
-                "engine/*.npz",
-                "engine/*.result.json",
+                *(f"{step}/{kind}" for step in PROOFS for kind in ("*.log", "*.npz", "*.result.json")),
             ):
                 for path in sorted(self.work.glob(pattern)):
                     archive.add(path, path.relative_to(self.work))
@@ -173,7 +178,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the reports")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "gpu-proof"))
     parser.add_argument("--seconds", type=float, default=560.0, help="time for everything")
-    parser.add_argument("--steps", nargs="+", choices=sorted(STEPS), default=list(STEPS))
+    parser.add_argument("--steps", nargs="+", choices=sorted(STEPS), default=DEFAULT_STEPS)
     parser.add_argument(
         "--modes", nargs="+", default=[], metavar="MODE", help="only these modes of the engine"
     )

@@ -9,6 +9,9 @@ whose attention is wrong does not merely predict differently: it predicts this t
 
 The codes pass through random matrices of full rank (latent projections, per-head up-projections,
 RoPE parts, indexer heads, routed experts), so that every part of the attention path carries signal.
+
+Each model has one layer for multi-token prediction: its last layer again, which sees the next token
+alone, looks up that token's partner and so predicts the successor most of the time.
 """
 
 from __future__ import annotations
@@ -32,11 +35,12 @@ QUERIES = slice(CODE, 2 * CODE)
 CONSTANT = 2 * CODE  # one feature with the same value for every token
 RESULT = slice(2 * CODE + 1, HIDDEN)  # written by attention, read by the output head
 CONSTANT_VALUE = 4.0
-INDEX_HEADS, INDEX_DIM = 32, 128
+INDEX_DIM = 128
 EXPERTS, EXPERT_WIDTH = 8, 256
 MLP_WIDTH = 1024
 LINEAR_HEADS, LINEAR_DIM, CONV = 8, 128, 4
 KPOOL = 4
+DRAFT_FOLDER = "draft"
 TOP_LOGIT = 9.0
 MATCH_SCORE = (4.0, 7.0)  # attention score of a matching key, by head
 FOLLOW = 0.8  # probability that a token's successor follows it
@@ -52,6 +56,7 @@ class SmallModel:
         heads: Attention heads.
         nope: Width of a query head without RoPE.
         rope: Width of its RoPE part; 0 for GLM-5.3-Flash.
+        index_heads: Heads of the indexer; DeepGEMM takes no fewer than 32, so that 16 are padded for it.
         index_topk: Rows that the indexer selects; a pooled indexer selects them in whole pools.
         vocab: Tokens. The larger, the fewer occurrences of a partner a context holds, and the more
             it matters that each of them is read.
@@ -63,6 +68,7 @@ class SmallModel:
     heads: int
     nope: int
     rope: int
+    index_heads: int
     index_topk: int
     vocab: int
     layers: tuple[str, ...]
@@ -77,9 +83,12 @@ VALUE = 256
 MODELS = {
     model.name: model
     for model in (
-        SmallModel("glm5", heads=64, nope=192, rope=64, index_topk=512, vocab=512, layers=("mla",) * 3),
         SmallModel(
-            "glm53flash", heads=16, nope=256, rope=0, index_topk=512, vocab=2048,
+            "glm5", heads=64, nope=192, rope=64, index_heads=32, index_topk=512, vocab=512,
+            layers=("mla",) * 3,
+        ),
+        SmallModel(
+            "glm53flash", heads=16, nope=256, rope=0, index_heads=16, index_topk=512, vocab=2048,
             layers=("linear", "mla", "mla", "mla"),
         ),
     )
@@ -95,11 +104,11 @@ def config(model: SmallModel) -> dict[str, Any]:
         "n_shared_experts": 1, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2,
         "kv_lora_rank": CODE, "q_lora_rank": CODE, "qk_rope_head_dim": model.rope,
         "qk_nope_head_dim": model.nope, "v_head_dim": VALUE, "index_topk": model.index_topk,
-        "index_head_dim": INDEX_DIM, "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_DIM, "index_n_heads": model.index_heads,
         "max_position_embeddings": 32768, "torch_dtype": "bfloat16", "n_group": 1,
         "topk_group": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
         "norm_topk_prob": True, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
-        "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu",
         "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     if not model.is_pooled:
@@ -207,9 +216,9 @@ def indexer_weights(model: SmallModel, source: Random, read: torch.Tensor) -> Te
     view[: model.rope] *= 0.3  # rotated by the distance, hence of no use for matching
     k = torch.zeros(INDEX_DIM, HIDDEN)
     k[:, KEYS] = view @ read
-    heads = view + source.normal(INDEX_HEADS, INDEX_DIM, CODE, std=0.5 * CODE**-0.5)
-    gates = source.normal(INDEX_HEADS, HIDDEN, std=0.05 * HIDDEN**-0.5)
-    gates[:, CONSTANT] = source.uniform(INDEX_HEADS, 0.5, 1.5) / CONSTANT_VALUE
+    heads = view + source.normal(model.index_heads, INDEX_DIM, CODE, std=0.5 * CODE**-0.5)
+    gates = source.normal(model.index_heads, HIDDEN, std=0.05 * HIDDEN**-0.5)
+    gates[:, CONSTANT] = source.uniform(model.index_heads, 0.5, 1.5) / CONSTANT_VALUE
     weights = {
         "wq_b.weight": heads.flatten(0, 1),
         "wk.weight": k,
@@ -300,7 +309,23 @@ def make_weights(model: SmallModel, seed: int) -> tuple[Tensors, Language]:
     head = torch.zeros(model.vocab, HIDDEN)
     head[language.successor, RESULT] = results / results.norm(dim=1, keepdim=True)
     weights["lm_head.weight"] = head * (TOP_LOGIT * RESULT_WIDTH**-0.5)
-    return weights, language
+    return weights | draft_weights(model, weights), language
+
+
+def draft_weights(model: SmallModel, weights: Tensors) -> Tensors:
+    """Return the layer for multi-token prediction, made of the last layer."""
+    last, prefix = f"model.layers.{len(model.layers) - 1}.", f"model.layers.{len(model.layers)}."
+    copied = {
+        prefix + name.removeprefix(last): tensor.clone()
+        for name, tensor in weights.items()
+        if name.startswith(last)
+    }
+    only_embedding = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
+    added = {f"{prefix}{name}.weight": torch.ones(HIDDEN) for name in ("enorm", "hnorm", "shared_head.norm")}
+    added[f"{prefix}eh_proj.weight"] = only_embedding
+    if not model.is_pooled:  # GLM-5.3-Flash always takes the model's own
+        added[f"{prefix}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    return copied | added
 
 
 KEEP_FLOAT32 = ("e_score_correction_bias", "dt_bias", "A_log", "conv1d.weight", "_ape", "k_norm")
@@ -317,8 +342,27 @@ def write_model(model: SmallModel, seed: int, folder: Path) -> Language:
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config(model), indent=1))
+    write_configs(model, folder)
     return language
+
+
+def write_configs(model: SmallModel, folder: Path) -> None:
+    """Write config.json, and the folder of the draft model if that has another type."""
+    (folder / "config.json").write_text(json.dumps(config(model), indent=1))
+    if not model.is_pooled:
+        return
+    # vLLM finds the drafts of the multimodal type only.
+    whole = {
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": "glm5_next",
+        "text_config": config(model),
+    }
+    draft = folder / DRAFT_FOLDER
+    draft.mkdir(exist_ok=True)
+    (draft / "config.json").write_text(json.dumps(whole, indent=1))
+    weights = draft / "model.safetensors"
+    weights.unlink(missing_ok=True)
+    weights.symlink_to(folder.resolve() / "model.safetensors")
 
 
 def make_text(language: Language, length: int, seed: int) -> list[int]:
