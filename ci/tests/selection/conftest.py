@@ -57,9 +57,14 @@ def _stream(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
+def _machine_of(item: pytest.Function) -> tuple[int, str]:
+    params: dict[str, Any] = item.callspec.params
+    return params.get("capability", 0), params.get("state", "")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Bring tests of the same machine together, so that each is started once."""
-    items.sort(key=lambda item: (item.callspec.params["capability"], item.callspec.params["state"]))
+    items.sort(key=_machine_of)
 
 
 @pytest.fixture(scope="session")
