@@ -84,7 +84,7 @@ class Runner:
     def run_model(self, pilots: list[Job], others: list[Job], workers: int) -> None:
         """Run all engines of one model: first those that fill the compilation caches."""
         self.run_all(pilots, len(pilots), PILOT_THREADS)
-        if any(self.runs[job].error for job in pilots):
+        if any(self.runs[job].error for job in pilots if job.toolkit):
             self.failed_models.add(pilots[0].model)
         self.run_all(others, workers, THREADS)
 

@@ -97,6 +97,12 @@ SUITES: Final = [
         chip=80,
     ),
     Suite("kernels/mhc/test_mhc_without_nvcc.py", before=0, ours=5),
+    Suite("utils_/test_deep_gemm_support.py", before=0, ours=22),
+    Suite("utils_/test_mqa_logits_backend.py", before=0, ours=33),
+    Suite("v1/attention/test_indexer_native_next_n.py", before=9, ours=3),
+    Suite("v1/attention/test_indexer_tp_row_shard.py", before=12),
+    Suite("v1/attention/test_indexer_logits_memory.py", before=0, ours=14),
+    Suite("v1/attention/test_indexer_without_deep_gemm.py", before=0, ours=5),
 ]
 
 
