@@ -340,7 +340,7 @@ def main() -> int:
     manifest = json.loads(arguments.files.read_text()) if arguments.files else None
     report |= {
         "schema": 1,
-        "host": host(),
+        "host": host(work, reuse=arguments.reuse),
         "wheel_files": manifest,
         "jobs": {
             job.name: {"seconds": run.seconds, "error": run.error} | {"phases": run.figures.get("seconds")}

@@ -138,7 +138,16 @@ class Runner:
         return None if done.returncode == 0 else f"exit status {done.returncode}"
 
 
-def host() -> dict[str, Any]:
+def host(work: Path, *, reuse: bool) -> dict[str, Any]:
+    """Describe the machine and the software, or the one that left its results in a folder."""
+    path = work / "host.json"
+    if not (reuse and path.exists()):
+        path.write_text(json.dumps(describe_host()))
+    described: dict[str, Any] = json.loads(path.read_text())
+    return described
+
+
+def describe_host() -> dict[str, Any]:
     """Describe the machine and the software."""
     return {
         "card": torch.cuda.get_device_name(0),

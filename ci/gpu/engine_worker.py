@@ -72,7 +72,8 @@ class Job:
         """Name of what is the same for all backends."""
         execution = "graphs" if self.graphs else "eager"
         if self.indexer is not None:
-            return f"{self.model}-v{self.runner}-{execution}-mtp{self.draft}"
+            name = f"{self.model}-v{self.runner}-{execution}-mtp{self.draft}"
+            return name if self.toolkit else f"{name}-hidden"
         return f"{self.model}-v{self.runner}-{execution}-{'mqa' if self.force_mqa else 'auto'}"
 
     @property
@@ -81,7 +82,7 @@ class Job:
         parts = [self.mode, self.backend.lower()]
         if self.indexer is not None:
             parts.append(self.indexer)
-        return "-".join(parts if self.toolkit else [*parts, "hidden"])
+        return "-".join(parts)
 
 
 @dataclass(frozen=True)
@@ -351,6 +352,19 @@ def count_steps(engine: Any) -> list[None]:
     return steps
 
 
+def keep_torch_from_asking() -> None:
+    """Take the version of nvcc out of a comment.
+
+    torch.compile writes a program that repeats each compilation, with a comment for which it runs
+    `nvcc --version`; without an nvcc it says so there. It would hide what else runs nvcc.
+    """
+    from importlib import import_module
+
+    for name in ("debug_utils", "repro.after_aot", "repro.aoti"):
+        module: Any = import_module(f"torch._dynamo.{name}")
+        module._cuda_system_info_comment = lambda: "# not asked\n"
+
+
 def toolkit() -> dict[str, Any]:
     """Return what this process could have compiled CUDA with, and what of that was run."""
     from vllm.utils.deep_gemm_support import find_nvcc
@@ -419,6 +433,8 @@ def main() -> None:
     task = Task(job=job, folder=Path(given.pop("folder")), **given)
     os.environ.update(environment(job))
     forbid_autotuning()
+    if not job.toolkit:
+        keep_torch_from_asking()
     faulthandler.dump_traceback_later(TRACE_SECONDS, repeat=True)  # says where a stuck engine is
     arrays, figures = run(task) if job.indexer is None else run_indexer(task)
     bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]

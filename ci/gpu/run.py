@@ -154,7 +154,11 @@ class Session:
             for pattern in (
                 "*.txt",
                 "sanitizer/*.log",
-                *(f"{step}/{kind}" for step in PROOFS for kind in ("*.log", "*.npz", "*.result.json")),
+                *(
+                    f"{step}/{kind}"
+                    for step in PROOFS
+                    for kind in ("*.log", "*.npz", "host.json", "*.result.json")
+                ),
             ):
                 for path in sorted(self.work.glob(pattern)):
                     archive.add(path, path.relative_to(self.work))
