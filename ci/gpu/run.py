@@ -56,7 +56,9 @@ class Session:
         self.site: Path = arguments.site.resolve()
         self.installed = self.work / "installed.json"
         self.modes: list[str] = arguments.modes
-        self.names: dict[str, str] = {step: step for step in STEPS} | {ENGINE: arguments.engine_name}
+        self.names = {step: step for step in STEPS}
+        if arguments.engine_name:
+            self.names |= dict.fromkeys(PROOFS.keys() & set(arguments.steps), arguments.engine_name)
         self.deadline: float = time.monotonic() + arguments.seconds
         self.results: dict[str, str] = {}
 
@@ -186,7 +188,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--modes", nargs="+", default=[], metavar="MODE", help="only these modes of the engine"
     )
-    parser.add_argument("--engine-name", default=ENGINE, help="name of the engine's report, without suffix")
+    parser.add_argument("--engine-name", help="name of the engines' report, without suffix")
     return parser.parse_args()
 
 
