@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-REPORTS = ("kernel-check", "sanitizer", "kernel-bench", "engine", "engine-short")
-LOGITS_REPORTS = ("logits-check", "logits-bench")
 REPORTS = ("kernel-check", "sanitizer", "kernel-bench", "engine", "engine-short", "indexer")
+LOGITS_REPORTS = ("logits-check", "logits-bench")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 
 
@@ -75,6 +74,9 @@ def logits() -> list[str]:
         ours, native = point["us"]["triton_mqa_logits"], point["us"]["deep_gemm"]
         ratio, goal = f"{point['ratio']:.2f}", f"{point['goal']:.1f}"
         lines.append(f"| {point['shape']} | {ours:.1f} | {native:.1f} | {ratio} | {goal} |")
+    return lines
+
+
 def indexer() -> list[str]:
     """Return the table of the indexer's differences."""
     lines = [
@@ -106,6 +108,7 @@ def render() -> str:
         *speeds(),
         "",
         *logits(),
+        "",
         "The indexer: mean absolute differences of log-probabilities in one run, prompts to 32,000 tokens;",
         "the bound of the ratio is 1.5.",
         "",
