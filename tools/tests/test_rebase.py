@@ -580,3 +580,14 @@ def test_a_mode_is_not_lost_in_a_conflict_of_lines(rebased: Rebased) -> None:
     done = rebased.run("--continue")
     assert done.code == 0, done.err
     assert b"old mode 100644\nnew mode 100755\n" in project.patches()[MIDDLE]
+
+
+@pytest.mark.parametrize("word", ["--accept-absorbed", "--accept-contracts"])
+def test_a_decision_that_does_not_fit_leaves_what_was_edited(rebased: Rebased, word: str) -> None:
+    rebased.run("2.0.0")
+    resolve(rebased)
+    done = rebased.run(word, MIDDLE, "--reason", "a slip")
+    assert done.code == 2
+    assert "conflict" in done.error["message"]
+    assert (rebased.tree / "demo/core.py").read_text() == RESOLVED
+    assert rebased.run("--continue").code == 0

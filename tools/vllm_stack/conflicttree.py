@@ -59,6 +59,8 @@ class Stop:
     """Those of them that hold no markers, so that git has to be told that they are resolved."""
     touched: tuple[str, ...]
     """Paths of the patch."""
+    verdict: str
+    """What became of the patch."""
 
     @classmethod
     def decode(cls, document: dict[str, Any]) -> Stop:
@@ -263,9 +265,16 @@ def stop_at(settled: Settled, old: str, new: str) -> tuple[Stop, tuple[Stages, .
     shown = with_sides(git, attempt.marked or start, marked)
     paths = tuple(at.path for at in stages)
     unmarked = tuple(path for path in paths if path not in marked)
-    conflict = settled.done.conflict or ""
     stop = Stop(
-        place.patch.name, conflict, place.new_before, start, shown, paths, unmarked, place.patch.paths
+        place.patch.name,
+        settled.done.conflict or "",
+        place.new_before,
+        start,
+        shown,
+        paths,
+        unmarked,
+        place.patch.paths,
+        str(settled.done.verdict),
     )
     return stop, stages
 

@@ -19,7 +19,7 @@ from vllm_stack.hashing import sha256_file
 from vllm_stack.lint import lint_patch
 from vllm_stack.patch import Patch
 from vllm_stack.projectgit import uncommitted
-from vllm_stack.replay import Replay, Settled, replay
+from vllm_stack.replay import Replay, Settled, Verdict, replay
 from vllm_stack.resolutions import FOLDER, Pair, Resolution, Resolutions
 from vllm_stack.session import BasePlace, Phase, Session, State, clear_leftovers, only_one
 from vllm_stack.sources import base_of
@@ -229,6 +229,7 @@ class Rebase:
                 raise UsageError(
                     f"the rebase waits at {stop.patch}, and only about that one can be decided now"
                 )
+            _require_fitting(stop, orders)
             return session.record(
                 skipped={**state.skipped, **orders.skip},
                 absorbed={**state.absorbed, **orders.absorbed},
@@ -337,6 +338,19 @@ class Rebase:
             move_forward(checkout, base, journal.checkout.head, stack, journal.checkout.names)
         session.remove()
         return Outcome(Status.ACCEPTED, self.target, state.old, state.new, state.notes, journal=journal)
+
+
+def _require_fitting(stop: Stop, orders: Orders) -> None:
+    """Refuse a decision that is about another verdict, before it costs what was edited in the tree."""
+    for names, option, verdict in (
+        (orders.absorbed, "--accept-absorbed", Verdict.ABSORBED),
+        (orders.contracts, "--accept-contracts", Verdict.CONTRACT_BROKEN),
+    ):
+        if names and stop.verdict != verdict:
+            raise UsageError(
+                f"{option} is for patches that are {verdict}; {stop.patch} is not: {stop.verdict}",
+                hint="--continue takes what is in the tree",
+            )
 
 
 def _require_known(stack: Stack, orders: Orders) -> None:
