@@ -1,0 +1,89 @@
+"""The plugin's own tests, and those of our patches, pass with the installed wheels of both targets.
+
+The tests are those of the patched tree (`PATCHED_PLUGIN_TREE`, by default beside `PATCHED_TREE`); they import
+the plugin and the vLLM that are installed. The counts are exact: a test that stops being collected is as bad
+as one that fails. What is left out needs files that the plugin's sdist lacks, a GPU or a model hub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from plugin_tree import TREE
+
+SECONDS: Final = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One test file of the plugin."""
+
+    file: str
+    before: int
+    """Tests that pass on the unpatched tree."""
+    ours: int = 0
+    """Tests that our patches add to them."""
+
+
+SUITES: Final = [
+    Suite("test_gguf_download.py", before=11),
+    Suite("test_gguf_utils.py", before=25),
+    Suite("test_plugin.py", before=13),
+    Suite("test_gguf_weight_names.py", before=0, ours=17),
+    Suite("test_tensor_parallel.py", before=0, ours=63),
+    Suite("test_replicated_linear.py", before=0, ours=10),
+    Suite("test_deepseek_names.py", before=0, ours=2),
+    Suite("test_split_kv_b.py", before=0, ours=11),
+    Suite("test_glm_dsa.py", before=0, ours=54),
+    Suite("test_shards.py", before=0, ours=15),
+    Suite("test_subfolders.py", before=0, ours=12),
+    Suite("test_guards.py", before=0, ours=17),
+    Suite("test_mtp.py", before=0, ours=14),
+]
+NOT_HERE: Final = {"test_gguf_generation.py", "test_kernels.py", "test_multimodal_gguf.py"}
+
+
+@pytest.fixture(scope="module")
+def tests_of_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the tree's tests and settings, and not the tree's plugin."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(TREE / "tests", folder / "tests")
+    shutil.copy(TREE / "pyproject.toml", folder)
+    return folder
+
+
+def _outcomes(report: str) -> dict[str, int]:
+    """Return the numbers in the last line of pytest's report, by outcome."""
+    last = report.strip().splitlines()[-1]
+    return {what: int(number) for number, what in re.findall(r"(\d+) ([a-z]+)", last)}
+
+
+def test_no_file_is_forgotten() -> None:
+    found = {path.name for path in (TREE / "tests").glob("test_*.py")}
+    assert found == {suite.file for suite in SUITES} | NOT_HERE
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: Path(suite.file).stem)
+def test_suite(tests_of_tree: Path, suite: Suite) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{suite.file}"],
+        cwd=tests_of_tree,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_TARGET_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = _outcomes(done.stdout)
+    assert outcomes["passed"] == suite.before + suite.ours, outcomes
+    assert not {"failed", "errors", "error"} & outcomes.keys(), outcomes
