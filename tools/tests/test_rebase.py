@@ -591,3 +591,18 @@ def test_a_decision_that_does_not_fit_leaves_what_was_edited(rebased: Rebased, w
     assert "conflict" in done.error["message"]
     assert (rebased.tree / "demo/core.py").read_text() == RESOLVED
     assert rebased.run("--continue").code == 0
+
+
+def test_files_that_only_a_resolution_brings_or_leaves_out_are_named(rebased: Rebased) -> None:
+    """A slip in the tree, which has all of upstream's files, must not get into a patch unseen."""
+    release(rebased, demo__core="# Head.\n\n" + CORE, demo__new="NEW = 'theirs'\n")
+    done = rebased.run("2.0.0")
+    assert done.report["waits_at"] == MODULE
+    rebased.write("demo/new.py", "NEW = 'theirs'\n")
+    rebased.write("demo/core.py", "# Slip.\n" + (rebased.tree / "demo/core.py").read_text())
+    done = rebased.run("--continue")
+    assert done.report["patches"][1]["messages"] == [
+        "demo/core.py: the patch changes it because of the resolution",
+        "demo/new.py: the resolution leaves no change of it",
+    ]
+    assert "demo/core.py: the patch changes it because of the resolution" in done.out

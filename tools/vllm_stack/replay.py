@@ -295,7 +295,7 @@ class Settler:
         used.append(conflict)
         if tree == place.git.tree(place.new_before):
             return Attempt(Outcome.ABSORBED, None)
-        return Attempt(Outcome.THREE_WAY, tree)
+        return Attempt(Outcome.THREE_WAY, tree, messages=_other_files(place, attempt, tree))
 
     def _committed(self, place: PatchPlace, attempt: Attempt) -> PatchPlace:
         if attempt.tree is None or attempt.outcome is Outcome.ABSORBED:
@@ -327,6 +327,19 @@ class Settler:
             reason=reason,
             used=used,
         )
+
+
+def _other_files(place: PatchPlace, attempt: Attempt, tree: str) -> tuple[str, ...]:
+    """Name the files that a patch changes because of its resolution alone, or does not change any more."""
+    words = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", place.new_before)
+    before, after = (
+        set(place.git.run(*words, at).fields) for at in (attempt.marked or place.new_after, tree)
+    )
+    before.update(stages.path for stages in attempt.conflicts)
+    return (
+        *(f"{path}: the patch changes it because of the resolution" for path in sorted(after - before)),
+        *(f"{path}: the resolution leaves no change of it" for path in sorted(before - after)),
+    )
 
 
 def contract_id(place: PatchPlace) -> str:
