@@ -202,6 +202,16 @@ def test_a_number_is_looked_up_in_the_series_on_disk(stacked: Project) -> None:
     assert target["old"]["commit"] == commit
 
 
+def test_commits_from_before_the_stack_are_passed_over(stacked: Project) -> None:
+    """The pin may be older than the series."""
+    kept = stacked.series.rename(stacked.root.parent / "series.toml")
+    commit_project(stacked)
+    kept.rename(stacked.series)
+    commit_project(stacked)
+    done = stacked.run("diff", "1.0.0+bw.7", "--offline")
+    assert (done.code, done.error["message"]) == (2, "no commit has the stack of 1.0.0+bw.7")
+
+
 def test_a_stack_without_a_number_is_found_by_its_id(stacked: Project) -> None:
     commit_project(stacked)
     name = f"1.0.0+bw.0.s{stacked.stack.stack_id[:8]}"

@@ -333,7 +333,7 @@ def _other_files(place: PatchPlace, attempt: Attempt, tree: str) -> tuple[str, .
     """Name the files that a patch changes because of its resolution alone, or does not change any more."""
     words = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", place.new_before)
     before, after = (
-        set(place.git.run(*words, at).fields) for at in (attempt.marked or place.new_after, tree)
+        set(place.git.run(*words, at).fields) for at in (attempt.marked or str(attempt.tree), tree)
     )
     before.update(stages.path for stages in attempt.conflicts)
     return (

@@ -83,6 +83,11 @@ class ProjectHistory:
         found = (name.removeprefix(folder) for name in names)
         return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
+    def has_stack(self, commit: str, target: str) -> bool:
+        """Say whether a commit has both the pin and the series of a target."""
+        series = f"{self.prefix}patch-stack/{target}/{SERIES_FILE}"
+        return target in self.targets(commit) and self.git.exists(f"{commit}:{series}")
+
     def stack(self, commit: str, target: str) -> Stack:
         """Return a target's stack in a commit. UsageError when it is not valid there."""
         directory = f"{self.prefix}patch-stack/{target}/"
@@ -170,7 +175,7 @@ def _find_release(history: ProjectHistory, release: Version, target: str) -> Sta
     if _is(present, release, wanted):
         return StackVersion(str(release), None, present)
     for commit in history.changes(target):
-        if target not in history.targets(commit):
+        if not history.has_stack(commit, target):
             continue
         stack = history.stack(commit, target)
         if _is(stack, release, wanted):
