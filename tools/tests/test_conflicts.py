@@ -105,6 +105,15 @@ def test_a_patch_that_applies_has_no_conflict(tmp_path: Path) -> None:
     assert "conflict:" not in shown(conflicts).replace("no conflict:", "")
 
 
+def test_a_hunk_that_seems_to_be_there_is_in_doubt_while_the_rest_applies(tmp_path: Path) -> None:
+    wanted = MODULE.replace("return beta", "return 2").replace("return zeta", "return 0")
+    larger = MODULE.replace("return beta", "return 2").replace("first_beta + 1", "first_beta - 1")
+    (file,) = explain(tmp_path, {"m.py": MODULE}, {"m.py": larger}, {"m.py": wanted})
+    assert [hunk.outcome for hunk in file.hunks] == ["doubtful", "applies"]
+    assert file.conflicting
+    assert "m.py: upstream seems to have 1 of the hunks, within a larger change" in file.notes
+
+
 def test_a_hunk_that_is_there_already_is_said_to_be(tmp_path: Path) -> None:
     wanted = MODULE.replace("return beta", "return 2").replace("return zeta", "return 0")
     taken = "# head\n" + MODULE.replace("return beta", "return 2")

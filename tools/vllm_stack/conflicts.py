@@ -167,12 +167,14 @@ class _Reader:
         listed = {stages.path for stages in self.attempt.conflicts} & {result.path, result.new_path}
         if any(hunk.outcome == "conflict" for hunk in result.hunks):
             return replace(result, conflicting=True)
-        return self._doubtful(result) if listed else result
+        # What only seems to be absorbed is for a person to confirm; its hunks say so themselves.
+        return self._doubtful(result) if listed and self.attempt.outcome is Outcome.CONFLICT else result
 
     def _doubtful(self, result: FileConflict) -> FileConflict:
         """Mark what merges hunk by hunk and yet is for a person to place."""
         said = [text for text in self.attempt.messages if text.startswith(f"{result.path}:")]
         named = {int(number) for text in said for number in _NAMED_HUNK.findall(text)}
+        named = named or {hunk.number for hunk in result.hunks if hunk.outcome == "absorbed"}
         hunks = tuple(
             replace(hunk, outcome="doubtful") if hunk.number in named or not named else hunk
             for hunk in result.hunks
