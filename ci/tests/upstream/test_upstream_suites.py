@@ -78,7 +78,7 @@ SUITES: Final = [
     Suite("kernels/attention/test_triton_mqa_logits.py", before=0, ours=111, interpret=True),
     Suite("kernels/attention/test_triton_mla_sparse.py", before=0, ours=177, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=163, interpret=True),
-    Suite("kernels/attention/test_fp8_e4m3.py", before=0, ours=17, interpret=True),
+    Suite("kernels/attention/test_fp8_e4m3.py", before=0, ours=19, interpret=True),
     Suite("kernels/attention/test_pack_unpack_triton.py", before=8, ours=3, interpret=True, chip=86),
     Suite(
         "kernels/test_fused_deepseek_v32_norm_rope.py",
@@ -97,11 +97,11 @@ SUITES: Final = [
         chip=80,
     ),
     Suite("kernels/mhc/test_mhc_without_nvcc.py", before=0, ours=5),
-    Suite("utils_/test_deep_gemm_support.py", before=0, ours=22),
+    Suite("utils_/test_deep_gemm_support.py", before=0, ours=24),
     Suite("utils_/test_mqa_logits_backend.py", before=0, ours=33),
     Suite("v1/attention/test_indexer_native_next_n.py", before=9, ours=3),
     Suite("v1/attention/test_indexer_tp_row_shard.py", before=12),
-    Suite("v1/attention/test_indexer_logits_memory.py", before=0, ours=14),
+    Suite("v1/attention/test_indexer_logits_memory.py", before=0, ours=15),
     Suite("v1/attention/test_indexer_without_deep_gemm.py", before=0, ours=5),
 ]
 
