@@ -20,6 +20,8 @@ KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
 TRITON_36: Final = Path(sys.prefix) / "triton36"
 SOFTWARE_E4M3: Final = (80, 86)
 MMA_SYNC: Final = (80, 86, 89, 120, 121)
+#: Compiling takes most of a minute a chip.
+SAMPLE_36: Final = (90, 120)
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +79,13 @@ def test_rows_are_read_in_whole_vectors(compiled: list[Figures]) -> None:
 
 
 def test_an_older_triton_compiles_what_was_kept() -> None:
-    """A GPU host may have torch 2.11 with Triton 3.6, whose assembler does not know SM110."""
-    chips = [capability for capability in CHIPS if capability != 110]
-    compiled = compile_cases(CASES, chips, import_first=[TRITON_36])
+    """A GPU host may have Triton 3.6. A chip with wgmma and one without stand for all here."""
+    compiled = compile_cases(CASES, SAMPLE_36, import_first=[TRITON_36])
     assert {each.triton for each in compiled} == {"3.6.0"}
-    assert {each.capability for each in compiled} == set(chips)
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
-    assert render(compiled) == (KEPT / "triton-3.6.0" / "mqa_logits.json").read_text()
+    kept = read_figures(KEPT / "triton-3.6.0" / "mqa_logits.json")
+    # Its assembler does not know SM110.
+    assert {each.capability for each in kept} == set(CHIPS) - {110}
+    assert render(compiled) == render([each for each in kept if each.capability in SAMPLE_36])
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
