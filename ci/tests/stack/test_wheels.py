@@ -118,7 +118,7 @@ def test_the_overlay_of_vllm_takes_little(built: Built, tmp_path: Path) -> None:
     seen = json.loads(done.stdout)
     assert seen["sha256"] == built.report["wheels"][0]["output"]["sha256"]
     # Processor time, so that a busy machine is no failure.
-    assert seen["seconds"] < 3
+    assert seen["seconds"] < 8
     assert seen["bytes"] < 100_000_000
 
 
