@@ -185,6 +185,15 @@ def wait_for(path: Path) -> str:
     raise AssertionError(f"{path} never came")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let what is started here be interrupted: a shell has what it runs in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_nothing_behind(
     stacked: Project, tmp_path: Path, number: int, code: int
