@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import small_models
 import torch
+from logged import run_logged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,15 +127,7 @@ class Runner:
         command = [sys.executable, str(HERE / "engine_worker.py"), str(base)]
         if not job.toolkit:
             command = [str(HERE / "without_toolkit.sh"), str(self.work / f"{job.name}.hidden"), *command]
-        with base.with_suffix(".log").open("wb") as log:
-            try:
-                done = subprocess.run(
-                    command, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    cwd=self.work, timeout=seconds, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return f"stopped after {seconds:.0f} s"
-        return None if done.returncode == 0 else f"exit status {done.returncode}"
+        return run_logged(command, base.with_suffix(".log"), environment, self.work, seconds)
 
 
 def host(work: Path, *, reuse: bool) -> dict[str, Any]:

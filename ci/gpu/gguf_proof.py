@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 from gguf_worker import GgufJob
+from logged import run_logged
 
 HERE: Final = Path(__file__).resolve().parent
 OURS, NATIVE = "TRITON_MLA_SPARSE", "FLASHMLA_SPARSE"
@@ -67,16 +67,7 @@ class Proof:
         started = time.monotonic()
         seconds = max(1.0, min(JOB_SECONDS, self.deadline - started))
         command = [sys.executable, str(HERE / "gguf_worker.py"), str(base)]
-        error = None
-        with base.with_suffix(".log").open("wb") as log:
-            try:
-                done = subprocess.run(
-                    command, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    cwd=self.work, timeout=seconds, check=False,
-                )  # fmt: skip
-                error = f"exit status {done.returncode}" if done.returncode else None
-            except subprocess.TimeoutExpired:
-                error = f"stopped after {seconds:.0f} s"
+        error = run_logged(command, base.with_suffix(".log"), environment, self.work, seconds)
         if error is None:
             self.figures[job.name] = json.loads(base.with_suffix(".result.json").read_text())
             with np.load(base.with_suffix(".npz")) as arrays:

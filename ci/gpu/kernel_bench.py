@@ -125,10 +125,7 @@ def main() -> int:
             figures = "  ".join(f"{name} {t:9.1f}" for name, t in us.items())
             print(f"H={heads:<4} T={tokens:<5} {figures}   {ratios}")
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "flashmla": native_error or "timed",
         "total_s": round(time.monotonic() - started, 1),
         "points": rows,

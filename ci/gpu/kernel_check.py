@@ -301,16 +301,7 @@ class Checker:
         self.chips = [kernels.get_device_info(0)]
         self.chips += [kernels.SparseMLADeviceInfo(*chip) for chip in OTHER_CHIPS]
         for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
-            self._record(wrapper)
-
-    def _record(self, wrapper: Any) -> None:
-        original = wrapper.launch
-
-        def launch(spec: Any, inputs: Any) -> Any:
-            self.launched.add(inputs["compile_key"])
-            return original(spec, inputs)
-
-        wrapper.launch = launch
+            standalone.record_launches(wrapper, self.launched)
 
     def prepare(self, shape: Shape) -> tuple[Inputs, list[Guarded], Callable[[], None]]:
         """Return the inputs of a shape, the scratch, and what launches the kernel on them."""
@@ -461,10 +452,7 @@ def main() -> int:
     if compiled_count(kernels) != compiled:
         problems.append(({}, [f"{compiled_count(kernels) - compiled} compiled after warm-up"]))
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "seed": args.seed,
         "shapes": len(outcomes),
         "rows": sum(o.shape.tokens for o in outcomes),

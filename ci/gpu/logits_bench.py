@@ -74,10 +74,7 @@ def main() -> int:
         compared = "" if ratio is None else f"{ratio:6.3f}"
         print(f"{shape!s:55} {figures} {compared}{'' if within else '  MISSED'}")
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "kernel_sha256": standalone.sha256_of(kernels),
         "deep_gemm": None if library is None else library.__version__,
         "total_s": round(time.monotonic() - started, 1),

@@ -240,21 +240,12 @@ class Checker:
         self.chips += [kernels.SparseMLADeviceInfo(*chip) for chip in OTHER_CHIPS]
         kernels._empty_logits = self._poisoned
         for wrapper in (kernels._PREFILL_KERNEL, kernels._PAGED_KERNEL):
-            self._record(wrapper)
+            standalone.record_launches(wrapper, self.launched)
 
     def _poisoned(self, num_rows: int, width: int, _device: torch.device) -> torch.Tensor:
         buffer = Guarded((num_rows, max(width, 1)), torch.float32, pad=-max(width, 1) % 256)
         self.buffers.append(buffer)
         return buffer.tensor[:, :width]
-
-    def _record(self, wrapper: Any) -> None:
-        original = wrapper.launch
-
-        def launch(spec: Any, inputs: Any) -> Any:
-            self.launched.add(inputs["compile_key"])
-            return original(spec, inputs)
-
-        wrapper.launch = launch
 
     def run(self, shape: Shape) -> Outcome:
         """Run one shape, directly or as two replays of a captured graph."""
@@ -393,10 +384,7 @@ def main() -> int:
     if compiled_count(kernels) != compiled and not args.exact:
         problems.append(({}, [f"{compiled_count(kernels) - compiled} compiled after warm-up"]))
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "kernel_sha256": standalone.sha256_of(kernels),
         "seed": args.seed,
         "shapes": len(outcomes),

@@ -251,7 +251,6 @@ def main() -> None:
     good = compile_all(jobs, args, cache_dir)
     print(f"{len(jobs)} variants compiled in {time.time() - started:.0f} s, {len(good)} usable")
     tune.prepare(args.mode, cache_dir)
-    import torch
 
     kernels: Any = standalone.load_logits_kernel(args.root)
     info = device_info(kernels, args.mode)
@@ -259,10 +258,7 @@ def main() -> None:
     sweep = Sweep(kernels, args.mode, started + args.budget_s)
     sweep_shapes(sweep, args, good)
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "kernel_sha256": standalone.sha256_of(kernels),
         "mode": args.mode,
         "total_s": round(time.time() - started, 1),

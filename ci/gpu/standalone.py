@@ -14,6 +14,7 @@ import math
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 KERNEL = "vllm.v1.attention.ops.triton_mla_sparse"
 DECODE = "vllm.v1.attention.ops.triton_decode_attention"
@@ -47,6 +48,29 @@ def sha256_of(module: types.ModuleType) -> str:
     """Return the hash of a loaded kernel's file, to say in a report what was measured."""
     assert module.__file__ is not None
     return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+
+
+def measured_on() -> dict[str, object]:
+    """Return what heads every report: its schema, the GPU, and the versions of PyTorch and Triton."""
+    import torch  # processes that only compile do without
+
+    return {
+        "schema": 1,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": sys.modules["triton"].__version__,
+    }
+
+
+def record_launches(wrapper: Any, launched: set[Any]) -> None:
+    """Have a kernel's wrapper put the variant of every launch into ``launched``."""
+    original = wrapper.launch
+
+    def launch(spec: Any, inputs: Any) -> Any:
+        launched.add(inputs["compile_key"])
+        return original(spec, inputs)
+
+    wrapper.launch = launch
 
 
 def load_logits_kernel(root: Path | None = None) -> types.ModuleType:

@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import re
 import statistics
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -298,7 +297,6 @@ def main() -> None:
         compiled = pool.map(compile_tile, jobs, chunksize=1)
     compile_s = time.time() - started
     prepare(args.mode, cache_dir)
-    import torch
 
     kernels = standalone.load_kernel(args.root)
     limit = NATIVE_SMEM if args.mode == "native" else CHIPS[args.mode].block_smem
@@ -307,10 +305,7 @@ def main() -> None:
     print(f"{len(jobs)} variants compiled in {compile_s:.0f} s, {len(usable)}/{len(tiles)} usable")
     results = sweep(kernels, usable, args.mode, started + args.budget_s)
     report = {
-        "schema": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__,
+        **standalone.measured_on(),
         "mode": args.mode,
         "compile_s": round(compile_s, 1),
         "total_s": round(time.time() - started, 1),

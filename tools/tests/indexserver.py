@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 
@@ -212,3 +215,15 @@ def serve() -> Iterator[IndexServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def only_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    """Run a server that is the only package source that pip's configuration names."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with serve() as running:
+        running.style, running.sizes = "json", True
+        monkeypatch.setenv("PIP_INDEX_URL", running.index)
+        yield running

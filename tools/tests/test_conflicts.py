@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from tworeleases import Content, Files, TwoReleases
 from vllm_stack.conflicts import FileConflict, explain_conflict
 from vllm_stack.conflictview import printable, render_conflicts
 from vllm_stack.fileversions import FileVersions, Version
+from vllm_stack.history import UpstreamCommit
 from vllm_stack.moved import enclosing_definition
 from vllm_stack.report import to_plain
 
@@ -348,16 +348,6 @@ def test_a_place_that_cannot_be_told_is_a_doubt_not_a_conflict(tmp_path: Path) -
     assert [hunk.outcome for hunk in file.hunks] == ["doubtful"]
     assert file.notes
     assert "doubt: 0100-demo-change.patch hunk 1 of m.py:" in shown((file,))
-
-
-@dataclass(frozen=True)
-class UpstreamCommit:
-    """As vllm_stack.gitsource has it."""
-
-    id: str
-    subject: str
-    pull_request: int | None
-    date: str
 
 
 @pytest.mark.parametrize(

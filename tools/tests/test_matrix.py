@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from indexserver import IndexServer, serve
+from indexserver import IndexServer, only_source
 from stackproject import Project, make_target
 from upstreamrepo import Upstream
 
@@ -25,12 +24,7 @@ FIRST, SECOND, THIRD = (
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """The user's only package source."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with serve() as running:
-        running.style, running.sizes = "json", True
-        monkeypatch.setenv("PIP_INDEX_URL", running.index)
+    with only_source(monkeypatch) as running:
         yield running
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
-from indexserver import IndexServer, serve
+from indexserver import IndexServer, only_source
 from upstreamrepo import Upstream, pin_git
 
 if TYPE_CHECKING:
@@ -19,12 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """The user's only package source."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with serve() as running:
-        running.style, running.sizes = "json", True
-        monkeypatch.setenv("PIP_INDEX_URL", running.index)
+    with only_source(monkeypatch) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from indexserver import IndexServer, serve
+from indexserver import IndexServer, only_source
 from upstreamrepo import Upstream, pin_git
 
 import upstream_watch as watch
@@ -223,12 +223,7 @@ def test_only_a_newer_release_is_told(pinned: str, latest: str, *, new: bool) ->
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """The user's only package source, once the launcher has made its environment from the real ones."""
     assert watch.dry_run(Path("/nonexistent"), Path("/nonexistent"), "x", "x", "auto")[0] is None
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with serve() as running:
-        running.style, running.sizes = "json", True
-        monkeypatch.setenv("PIP_INDEX_URL", running.index)
+    with only_source(monkeypatch) as running:
         yield running
 
 

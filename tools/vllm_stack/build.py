@@ -10,7 +10,7 @@ from vllm_stack.applying import AppliedStack, Change, apply_stack
 from vllm_stack.errors import BuildError, ConflictError, NetworkError, UsageError
 from vllm_stack.overlay import FileChange, OverlayPlan, OverlayResult, build_overlay, select_package_changes
 from vllm_stack.record import Digest
-from vllm_stack.report import Report, write_json
+from vllm_stack.report import Report, escaped, write_json
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
 from vllm_stack.verify import Expected, Verifier, WheelContents
@@ -137,7 +137,7 @@ def file_changes(applied: AppliedStack, changes: tuple[Change, ...]) -> tuple[Fi
 def check_names(changes: tuple[Change, ...]) -> None:
     """Raise BuildError when a changed path is none that a wheel, or a report, can name."""
     odd = [
-        f"{_shown(item.path)} ({', '.join(item.patches) or 'patch unknown'})"
+        f"{escaped(item.path)} ({', '.join(item.patches) or 'patch unknown'})"
         for item in changes
         if not item.path.isprintable() or "\\" in item.path
     ]
@@ -148,11 +148,6 @@ def check_names(changes: tuple[Change, ...]) -> None:
             details=odd,
             hint="rename these files in the patches",
         )
-
-
-def _shown(path: str) -> str:
-    """Return a path with an escape in place of each character that must not reach a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
 
 
 def package_changes(applied: AppliedStack, pin: Pin) -> tuple[tuple[FileChange, ...], tuple[LeftOut, ...]]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from vllm_stack.report import escaped
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -36,11 +38,7 @@ class Row:
 
 def printable(text: str) -> str:
     """Return text in which nothing can steer a terminal: escapes stand for all that does not print."""
-    expanded = text.expandtabs(_TAB)
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
-        for char in expanded
-    )
+    return escaped(text.expandtabs(_TAB))
 
 
 class View:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from vllm_stack.contracts.summary import absolute_module, parse
 from vllm_stack.fileversions import Version
 from vllm_stack.linemap import Span
 
@@ -36,17 +36,6 @@ class Definition:
     span: Span
 
 
-def parse(data: bytes) -> ast.Module | None:
-    """Return the syntax tree of a file, or None when this Python cannot read it."""
-    try:
-        with warnings.catch_warnings():
-            # Upstream's escapes are upstream's business.
-            warnings.simplefilter("ignore")
-            return ast.parse(data)
-    except (SyntaxError, ValueError):
-        return None
-
-
 def imports_of(data: bytes, path: str) -> tuple[Import, ...]:
     """Return what the file ``path`` imports, anywhere in it, in order and each once."""
     tree = parse(data)
@@ -69,10 +58,7 @@ def _imports(node: ast.AST, path: str) -> Iterator[Import]:
 
 def _absolute(node: ast.ImportFrom, path: str) -> str:
     """Return the module of a ``from`` with its leading dots resolved for the file ``path``."""
-    if not node.level:
-        return node.module or ""
-    package = path.split("/")[: -node.level]
-    return ".".join([*package, *([node.module] if node.module else [])])
+    return absolute_module(node, path.rpartition("/")[0].replace("/", "."))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
+def escaped(text: str) -> str:
+    """Return text with an escape in place of each character that must not reach a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 @dataclass(frozen=True)
 class Report:
     """Base of the commands' reports. Subclasses are frozen dataclasses of plain values."""

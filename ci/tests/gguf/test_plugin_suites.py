@@ -8,10 +8,6 @@ as one that fails. What is left out needs files that the plugin's sdist lacks, a
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,8 +15,7 @@ from typing import Final
 import pytest
 
 from plugin_tree import TREE
-
-SECONDS: Final = 1800
+from pytest_suites import copy_tests, require_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +50,7 @@ NOT_HERE: Final = {"test_gguf_generation.py", "test_kernels.py", "test_multimoda
 @pytest.fixture(scope="module")
 def tests_of_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the tree's tests and settings, and not the tree's plugin."""
-    folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(TREE / "tests", folder / "tests")
-    shutil.copy(TREE / "pyproject.toml", folder)
-    return folder
-
-
-def _outcomes(report: str) -> dict[str, int]:
-    """Return the numbers in the last line of pytest's report, by outcome."""
-    last = report.strip().splitlines()[-1]
-    return {what: int(number) for number, what in re.findall(r"(\d+) ([a-z]+)", last)}
+    return copy_tests(TREE, tmp_path_factory.mktemp("plugin"))
 
 
 def test_no_file_is_forgotten() -> None:
@@ -74,16 +60,5 @@ def test_no_file_is_forgotten() -> None:
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: Path(suite.file).stem)
 def test_suite(tests_of_tree: Path, suite: Suite) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{suite.file}"],
-        cwd=tests_of_tree,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_TARGET_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = _outcomes(done.stdout)
-    assert outcomes["passed"] == suite.before + suite.ours, outcomes
-    assert not {"failed", "errors", "error"} & outcomes.keys(), outcomes
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_TARGET_DEVICE": "cpu"}
+    require_passes(tests_of_tree, suite.file, suite.before + suite.ours, environment)

@@ -12,20 +12,17 @@ vLLM that the import path has: the installed patched wheel, or a checkout with i
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from pytest_suites import copy_tests, require_passes
+
 HERE: Final = Path(__file__).resolve().parent
 CI: Final = HERE.parents[1]
 TREE: Final = Path(os.environ.get("PATCHED_TREE") or CI.parent / "upstream" / "vllm")
-SECONDS: Final = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +106,7 @@ SUITES: Final = [
 @pytest.fixture(scope="module")
 def tests_of_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the tree's tests and settings, and not the tree's vLLM."""
-    folder = tmp_path_factory.mktemp("upstream")
-    shutil.copytree(TREE / "tests", folder / "tests", symlinks=True)
-    shutil.copy(TREE / "pyproject.toml", folder)
-    return folder
+    return copy_tests(TREE, tmp_path_factory.mktemp("upstream"))
 
 
 def _environment(suite: Suite) -> dict[str, str]:
@@ -128,27 +122,9 @@ def _environment(suite: Suite) -> dict[str, str]:
     }
 
 
-def _outcomes(report: str) -> dict[str, int]:
-    """Return the numbers in the last line of pytest's report, by outcome."""
-    last = report.strip().splitlines()[-1]
-    return {what: int(number) for number, what in re.findall(r"(\d+) ([a-z]+)", last)}
-
-
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: Path(suite.file).stem)
 def test_suite(tests_of_tree: Path, suite: Suite) -> None:
     plugin = "interpret_plugin" if suite.interpret else "pretend_plugin"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
     selection = ["-k", suite.select] if suite.select else []
-    done = subprocess.run(
-        [*command, *selection, f"tests/{suite.file}"],
-        cwd=tests_of_tree,
-        env=_environment(suite),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = _outcomes(done.stdout)
-    assert outcomes["passed"] == suite.before + suite.ours, outcomes
-    assert not {"failed", "errors", "error"} & outcomes.keys(), outcomes
+    options = ["-p", plugin, *selection]
+    require_passes(tests_of_tree, suite.file, suite.before + suite.ours, _environment(suite), options)

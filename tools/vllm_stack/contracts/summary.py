@@ -111,7 +111,7 @@ def absolute_module(node: ast.ImportFrom, package: str) -> str:
     if not node.level:
         return node.module or ""
     parts = package.split(".") if package else []
-    kept = parts[: len(parts) - (node.level - 1)]
+    kept = parts[: max(len(parts) - (node.level - 1), 0)]
     return ".".join([*kept, *([node.module] if node.module else [])])
 
 

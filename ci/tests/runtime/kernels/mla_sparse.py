@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from kernelcheck.chips import CHIPS, Chip
+from tests.runtime.kernels.announced import launches, report_unannounced
+
+if TYPE_CHECKING:
+    from kernelcheck.chips import Chip
 
 MODULE: Final = "vllm.v1.attention.ops.triton_mla_sparse"
 RANK: Final = 512
@@ -95,38 +98,19 @@ def launch(tokens: int, heads: int, rope: int, dtype: torch.dtype, *, lse: bool)
 
 def unannounced(chip: Chip) -> tuple[int, list[str]]:
     """Record warm-up and real launches; return the number of launches and those not warmed up."""
-    from kernelcheck import aot  # noqa: PLC0415 - loads Triton, which comes after pretend()
-
-    def keys(call: Callable[[], object]) -> set[str]:
-        return {
-            repr((each.name, dict(each.signature), each.constexprs, each.attributes, each.options))
-            for each in aot.record(chip, call)
-        }
-
     kinds = [(dtype, lse) for dtype in (torch.bfloat16, torch.float16) for lse in (False, True)]
     warm: set[str] = set()
     for dtype in (torch.bfloat16, torch.float16):
         for variant in variants(dtype, return_lse=None):
-            warm |= keys(partial(compile_variant, variant))
+            warm |= launches(chip, partial(compile_variant, variant))
     launched: set[str] = set()
     for tokens in TOKENS:
         for heads in HEADS:
             for rope in ROPE:
                 dtype, lse = kinds[(tokens + heads + rope // 64) % len(kinds)]
-                launched |= keys(partial(launch, tokens, heads, rope, dtype, lse=lse))
+                launched |= launches(chip, partial(launch, tokens, heads, rope, dtype, lse=lse))
     return len(launched), sorted(launched - warm)
 
 
-def main() -> int:
-    """Print launches of the chip in the first argument that the warm-up misses; see the test."""
-    from kernelcheck import platform  # noqa: PLC0415 - a compiling process only
-
-    chip = CHIPS[int(sys.argv[1])]
-    platform.pretend(chip)
-    count, missing = unannounced(chip)
-    sys.stdout.write("\n".join([f"{count} distinct launches", *missing]) + "\n")
-    return 1 if missing or not count else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_unannounced(unannounced))

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from kernelcheck.chips import CHIPS, Chip
+from tests.runtime.kernels.announced import launches, report_unannounced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kernelcheck.chips import Chip
 
 MODULE: Final = "vllm.v1.attention.ops.triton_mqa_logits"
 HEADS: Final = (8, 32, 64, 128)
@@ -107,38 +109,19 @@ def launch_decode(batch: int, next_n: int, heads: int, page: int) -> None:
 
 def unannounced(chip: Chip) -> tuple[int, list[str]]:
     """Record warm-up and real launches; return the number of launches and those not warmed up."""
-    from kernelcheck import aot  # noqa: PLC0415 - loads Triton, which comes after pretend()
-
-    def keys(call: Callable[[], object]) -> set[str]:
-        return {
-            repr((each.name, dict(each.signature), each.constexprs, each.attributes, each.options))
-            for each in aot.record(chip, call)
-        }
-
     warm: set[str] = set()
     for variant in variants():
-        warm |= keys(partial(compile_variant, variant))
+        warm |= launches(chip, partial(compile_variant, variant))
     launched: set[str] = set()
     for rows in (1, 2, 16, 300, 5000):
         for heads in HEADS:
-            launched |= keys(partial(launch_prefill, rows, heads))
+            launched |= launches(chip, partial(launch_prefill, rows, heads))
     for batch in BATCHES:
         for next_n in range(1, MOST_NEXT_N + 1):
             for heads, page in zip(HEADS, (64, 32, 64, 128), strict=True):
-                launched |= keys(partial(launch_decode, batch, next_n, heads, page))
+                launched |= launches(chip, partial(launch_decode, batch, next_n, heads, page))
     return len(launched), sorted(launched - warm)
 
 
-def main() -> int:
-    """Print launches of the chip in the first argument that the warm-up misses; see the test."""
-    from kernelcheck import platform  # noqa: PLC0415 - a compiling process only
-
-    chip = CHIPS[int(sys.argv[1])]
-    platform.pretend(chip)
-    count, missing = unannounced(chip)
-    sys.stdout.write("\n".join([f"{count} distinct launches", *missing]) + "\n")
-    return 1 if missing or not count else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_unannounced(unannounced))
