@@ -15,9 +15,11 @@ def still_relies(place: PatchPlace, finding: ContractFinding) -> bool:
 
     A contract is derived from the patch's code on its own release; where a person changed the statement
     that it was derived from, it says nothing about what stands there now. Contracts of the series count
-    until they are changed there.
+    until they are changed there, and what was found in the amended code itself counts as it is.
     """
-    if finding.origin == "series" or finding.line is None or place.new_after is None:
+    if finding.origin == "series" or finding.read_at is not None or finding.line is None:
+        return True
+    if place.new_after is None:
         return True
     words = ("cat-file", "blob", f"{place.new_after}:{finding.path}")
     now = place.git.run(*words, check=False)

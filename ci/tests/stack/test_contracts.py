@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,10 @@ import pytest
 
 from realstacks import ROOT, TARGETS
 from vllm_stack.contracts import check_contracts
+from vllm_stack.contracts.boundnames import Version
 from vllm_stack.contracts.linting import contracts_on_pin, places_on_pin
+from vllm_stack.contracts.summary import parse
+from vllm_stack.contracts.tree import SourceTree, list_blobs, module_name
 from vllm_stack.merging import Side, sides, with_sides
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
@@ -76,6 +80,32 @@ CHANGES = [
     ),
 ]
 
+#: A patch that puts a function between the header of one of upstream's and its body.
+SPLITTING = "indexer-fallback-decide-what-computes-the-logits"
+DEEP_GEMM = "vllm/utils/deep_gemm.py"
+#: The same as CHANGES, of names that this patch takes from upstream's function, or upstream's lines from its.
+NAMES = [
+    (
+        [
+            (
+                '    max_seqlen_k: int,\n) -> torch.Tensor:\n    """',
+                '    longest: int,\n) -> torch.Tensor:\n    """',
+            ),
+            ("        max_seqlen_k,\n    )\n", "        longest,\n    )\n"),
+        ],
+        [
+            "nothing binds max_seqlen_k in fp8_fp4_mqa_logits(",
+            "nothing binds longest in _deep_gemm_mqa_logits(",
+        ],
+    ),
+    (
+        [("        max_seqlen_k,\n    )\n", "        max_seqlen_k,\n        clean_logits,\n    )\n")],
+        ["nothing binds clean_logits in _deep_gemm_mqa_logits("],
+    ),
+]
+#: Where upstream's own code is looked at for names that seem to be unbound.
+OWN_CODE = ("vllm/v1/attention/", "vllm/v1/worker/", "vllm/utils/")
+
 
 @pytest.fixture(scope="module", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> tuple[Base, Stack]:
@@ -85,15 +115,29 @@ def target(request: pytest.FixtureRequest) -> tuple[Base, Stack]:
     return base_of(workspace, stack.pin, offline=False), stack
 
 
-@pytest.fixture(scope="module")
-def backend() -> Iterator[PatchPlace]:
-    """The patch that adds the backend, in a repository that can be written to."""
+@contextmanager
+def writable_place(name: str) -> Iterator[PatchPlace]:
+    """Give one patch of the stack, in a repository that can be written to."""
     workspace = Workspace.locate(ROOT)
     stack = Stack.load(workspace, "vllm")
     base = base_of(workspace, stack.pin, offline=False)
     with open_workbench(base) as git:
-        found = [place for place in places_on_pin(base, stack) if BACKEND[:40] in place.patch.name]
+        found = [place for place in places_on_pin(base, stack) if name[:40] in place.patch.name]
         yield replace(found[0], git=git)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[PatchPlace]:
+    """The patch that adds the backend."""
+    with writable_place(BACKEND) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def splitting() -> Iterator[PatchPlace]:
+    """The patch that splits functions of upstream."""
+    with writable_place(SPLITTING) as place:
+        yield place
 
 
 def test_the_own_release_breaks_nothing(target: tuple[Base, Stack]) -> None:
@@ -144,6 +188,38 @@ def test_a_change_of_upstream_is_noticed(
     assert [finding for finding in findings if expected in finding.found]
     shown = [line for finding in findings for line in finding.upstream_change]
     assert any(line.startswith("-") and (old or "").split("\n")[0] in line for line in shown)
+
+
+@pytest.mark.parametrize(("edits", "expected"), NAMES)
+def test_a_name_that_a_function_loses_is_noticed(
+    splitting: PatchPlace, edits: list[tuple[str, str]], expected: list[str]
+) -> None:
+    commits: tuple[str, ...] = (splitting.new_base, splitting.new_before, splitting.old_after)
+    for edit in edits:
+        commits = tuple(changed(splitting.git, commit, {DEEP_GEMM: edit}) for commit in commits)
+    base, before, after = commits
+    findings = check_contracts(replace(splitting, new_base=base, new_before=before, new_after=after))
+    assert len(findings) == len(expected)
+    assert all(text in one.found for one, text in zip(findings, expected, strict=True))
+    assert all(any("+" == line[:1] != line[1:2] for line in one.upstream_change) for one in findings)
+
+
+def test_no_name_of_upstreams_own_code_is_called_unbound(target: tuple[Base, Stack]) -> None:
+    """Every function taken as if a patch had changed it: all that is reported would be a false alarm."""
+    base, _ = target
+    lost, reads = [], 0
+    with base.git.reading_blobs() as read:
+        tree = SourceTree(list_blobs(base.git, base.commit), read)
+        paths = [path for path in tree.blobs if path.startswith((*OWN_CODE, "vllm_gguf_plugin/"))]
+        for path, name in ((path, module_name(path)) for path in paths):
+            module = None if name is None else tree.module(name)
+            node = None if module is None else parse(tree.text(path) or b"")
+            if module is not None and node is not None and module.path == path:
+                version = Version(path, node, module, None)
+                reads += len(version.reads)
+                lost += [f"{path}:{found.line} {found.name}" for found in version.lost().values()]
+    assert lost == []
+    assert reads > 5000
 
 
 def test_it_costs_little(target: tuple[Base, Stack]) -> None:

@@ -48,7 +48,14 @@ class Releases:
 
         None when the file is not upstream's, or the lines are not.
         """
-        base = self.old.get(site.path)
+        return self._on_base(self.old, site, blob)
+
+    def on_new(self, site: Site, blob: str | None) -> Site | None:
+        """Do the same with a place in a patched new release."""
+        return self._on_base(self.new, site, blob)
+
+    def _on_base(self, release: Mapping[str, str], site: Site, blob: str | None) -> Site | None:
+        base = release.get(site.path)
         if base is None or blob is None:
             return None
         if base == blob:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from vllm_stack.contracts.boundnames import Version, added_numbers, lost_names, taken_names, version
 from vllm_stack.contracts.change import Releases
 from vllm_stack.contracts.infer import Inference
 from vllm_stack.contracts.observation import Observation, Site, Status, breaks
@@ -16,15 +18,17 @@ from vllm_stack.contracts.tree import SourceTree, list_blobs, module_name
 from vllm_stack.contracts.usage import Walker
 from vllm_stack.contracts.written import Written, check_written
 from vllm_stack.moved import renames
+from vllm_stack.patch import Patch
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
+    from vllm_stack.contracts.boundnames import LostName
     from vllm_stack.contracts.kinds import Contract
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History, UpstreamCommit
-    from vllm_stack.patch import Patch
+    from vllm_stack.patch import FileDiff
     from vllm_stack.replay import PatchPlace
 
 Origin = Literal["derived", "series"]
@@ -48,6 +52,8 @@ class ContractFinding:
     expected: str
     found: str
     why: str | None = None
+    read_at: str | None = None
+    """Where the patched new release itself shows what is wrong, as path:line; of names alone."""
     consequences: tuple[str, ...] = ()
     """Further contracts that hang on this one and could not be looked at."""
     definition: str | None = None
@@ -78,7 +84,7 @@ def check_contracts(place: PatchPlace, history: History | None = None) -> tuple[
     before it. What cannot be told without running code is no contract.
     """
     with Comparison.open(place) as comparison:
-        findings = [*comparison.derived(), *comparison.written()]
+        findings = [*comparison.derived(), *comparison.names(), *comparison.written()]
         return tuple(comparison.explained(findings, history))
 
 
@@ -101,7 +107,8 @@ class _Broken:
     """A finding on its way, with what explaining it needs."""
 
     finding: ContractFinding
-    old_site: Site | None = None
+    old_sites: tuple[Site, ...] = ()
+    """Where the old release has it; of several the first that upstream changed counts."""
     new_site: Site | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """What to look for elsewhere, each with the file that defined it."""
@@ -124,6 +131,8 @@ class Comparison:
     """The Python files of the patch, as it leaves them on the old release."""
     #: Names of modules that upstream renamed, with their new names.
     renamed: Mapping[str, str]
+    #: The commits before and after the patch on the new release.
+    commits: tuple[str, str | None]
 
     @classmethod
     @contextmanager
@@ -159,6 +168,7 @@ class Comparison:
                 SourceTree(before, read, kept),
                 dict(_parsed(patch, after, read)),
                 _moved_modules(place, [path for path in patch.paths if path not in new_before]),
+                (place.new_before, place.new_after),
             )
 
     # -- derived ---------------------------------------------------------------------------------------
@@ -247,6 +257,50 @@ class Comparison:
         home = self.old.after.path_of(cause.module)
         return _Broken(finding, names={cause.name: home} if cause.name and home else {})
 
+    # -- names of functions ----------------------------------------------------------------------------
+
+    def _versions(self) -> Iterator[Version]:
+        """Yield the files that the patch changes, as it leaves them on the old release."""
+        for file in self.patch.files:
+            node, own = self.files.get(file.path), self.old.after.module(module_name(file.path) or "")
+            if node is None or own is None or own.path != file.path:
+                continue
+            if self.old.before.blob(file.path) is not None:
+                yield Version(file.path, node, own, file)
+
+    def names(self) -> Iterator[_Broken]:
+        """Compare what names mean in the functions that the patch changes."""
+        changes: Mapping[str, FileDiff] | None = None
+        for old in self._versions():
+            path = self.new.after.path_of(self.renamed.get(old.module.name, old.module.name))
+            blob = None if path is None else self.new.after.blob(path)
+            if path is None or blob in (self.new.before.blob(path), self.old.after.blob(old.path)):
+                continue  # the patch is not there, or the file is the same
+            changes = self._changes() if changes is None else changes
+            new = self._version(self.new.after, path, changes.get(path))
+            if new is not None:
+                before = partial(self._version, self.new.before, path, None)
+                for lost in lost_names(old, before, new):
+                    yield self._from_name(old.path, lost)
+
+    def _changes(self) -> Mapping[str, FileDiff]:
+        """Return what the patch changes on the new release, by file."""
+        before, after = self.commits
+        words = ("diff-tree", "-p", "--no-renames", "--unified=3", before, after or before)
+        return {file.path: file for file in Patch("result", self.git.run(*words).stdout).files}
+
+    @staticmethod
+    def _version(tree: SourceTree, path: str, change: FileDiff | None) -> Version | None:
+        return version(path, tree.text(path), tree.module(module_name(path) or ""), change)
+
+    def _from_name(self, path: str, lost: LostName) -> _Broken:
+        at = f"{lost.place.path}:{lost.place.line}"
+        finding = ContractFinding(
+            lost.contract, "derived", path, lost.line, lost.expected, lost.found, read_at=at
+        )
+        place = self.releases.on_new(lost.place, self.new.after.blob(lost.place.path))
+        return _Broken(finding, lost.sites, place)
+
     # -- written ---------------------------------------------------------------------------------------
 
     def written_on_old(self) -> tuple[Written, ...]:
@@ -263,7 +317,7 @@ class Comparison:
                     new.contract, "series", SERIES, None, new.expected, new.found, contract.why
                 )
                 names = {new.gone: old.site.path} if new.gone and old.site else {}
-                broken.append(_Broken(finding, old.site, new.site, names))
+                broken.append(_Broken(finding, _sites(old.site), new.site, names))
         return broken
 
     def _written_in(self, contract: Contract) -> tuple[Written, Written]:
@@ -292,24 +346,28 @@ class Comparison:
     def _with_change(
         self, finding: ContractFinding, one: _Broken, history: History | None
     ) -> ContractFinding:
-        site = one.old_site
-        old = None if site is None else self.releases.on_old(site, self.old.after.blob(site.path))
-        change = () if old is None else self.releases.change(old)
+        where = f"{one.old_sites[0].path}:{one.old_sites[0].line}" if one.old_sites else None
+        on_old = (self.releases.on_old(site, self.old.after.blob(site.path)) for site in one.old_sites)
+        changes = [(old, self.releases.change(old)) for old in on_old if old is not None]
+        old, change = next((found for found in changes if found[1]), changes[0] if changes else (None, ()))
         if not change and one.new_site is not None:
             change = self.releases.change(one.new_site, new=True)
         commits: tuple[UpstreamCommit, ...] = ()
         if history is not None and old is not None:
             commits = history.touching(old.path, range(old.line, old.end_line + 1))
-        where = None if site is None else f"{site.path}:{site.line}"
         return replace(finding, definition=where, upstream_change=change, commits=commits)
 
     def listed(self) -> tuple[ListedContract, ...]:
         """Return all contracts that hold on the old release, each once."""
         listed: dict[str, ListedContract] = {}
-        for path, old in self._relied_on().values():
+        for path, found in self._relied_on().values():
             listed.setdefault(
-                old.contract, ListedContract(old.contract, "derived", path, old.line, old.expected)
+                found.contract, ListedContract(found.contract, "derived", path, found.line, found.expected)
             )
+        for old in self._versions():
+            for name in taken_names(old).values():
+                one = ListedContract(name.contract, "derived", old.path, name.line, name.expected)
+                listed.setdefault(name.contract, one)
         for contract in self.contracts:
             written = self._written_in(contract)[0]
             if written.found is None:
@@ -342,7 +400,11 @@ def _derived(path: str, old: Observation, new: Observation, found: str) -> _Brok
     gone = new.status is Status.ABSENT
     about = next((word for text in sorted(new.problems - old.problems) for word in text.split()[:1]), "")
     old_site, new_site = old.sites.get(about, old.site), new.sites.get(about, new.site)
-    return _Broken(finding, old_site, new_site, dict(_named(old)) if gone else {})
+    return _Broken(finding, _sites(old_site), new_site, dict(_named(old)) if gone else {})
+
+
+def _sites(site: Site | None) -> tuple[Site, ...]:
+    return () if site is None else (site,)
 
 
 def _named(old: Observation) -> list[tuple[str, str]]:
@@ -356,14 +418,4 @@ def _contract_of(cause: Cause) -> str:
 
 def added_lines(patch: Patch) -> dict[str, frozenset[int]]:
     """Return for each file of a patch the numbers of the lines that it adds, in the file after it."""
-    added: dict[str, frozenset[int]] = {}
-    for file in patch.files:
-        lines: set[int] = set()
-        for hunk in file.hunks:
-            number = hunk.new_start
-            for line in hunk.lines:
-                if line[:1] == b"+":
-                    lines.add(number)
-                number += line[:1] in (b"+", b" ")
-        added[file.path] = frozenset(lines)
-    return added
+    return {file.path: frozenset(added_numbers(file)) for file in patch.files}

@@ -1,0 +1,266 @@
+"""Names that the code of a patch takes from the functions it stands in, looked up in the new release.
+
+Text can merge while the function around it has lost the parameter or the variable that the added lines
+read. The function as the patch leaves it on the new release is therefore read as Python would: a name that
+nothing binds there any more is a broken contract, be the lines that read it the patch's or upstream's.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import builtins
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from vllm_stack.contracts.bindings import Binding, module_names
+from vllm_stack.contracts.observation import Site, definition_site
+from vllm_stack.contracts.reaching import Read, reads_of
+from vllm_stack.contracts.summary import parse
+from vllm_stack.contracts.symbols import Function, Import, Variable, read_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from vllm_stack.contracts.symbols import Definition, Module
+    from vllm_stack.patch import FileDiff
+
+#: A name in a function of a file: the function's dotted name, and the name.
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class BoundName:
+    """A name that added lines take from upstream's function around them."""
+
+    contract: str
+    expected: str
+    line: int
+    """Where the patch reads it, in its own release."""
+    site: Site
+    """Where that release binds it."""
+    function: Site
+    """Where the function stands there."""
+    forms: frozenset[str]
+
+
+@dataclass(frozen=True)
+class LostName:
+    """A name that nothing binds where the patched new release reads it."""
+
+    contract: str
+    expected: str
+    found: str
+    line: int | None
+    """Where the patch reads it in its own release; None for a read of upstream's."""
+    sites: tuple[Site, ...]
+    """Where the old release binds it, and the function there."""
+    place: Site
+    """Where it is read in the patched new release."""
+
+
+class Version:
+    """A Python file of one tree, with the lines that a change touched."""
+
+    def __init__(self, path: str, tree: ast.Module, module: Module, change: FileDiff | None) -> None:
+        self.path = path
+        self.module = module
+        self._tree = tree
+        self.added = frozenset() if change is None else frozenset(added_numbers(change))
+        self._lines = None if change is None else sorted(self.added | set(_beside_removed(change)))
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:
+        """What the functions and classes that were touched read."""
+        return tuple(reads_of(self._tree, self._is_touched))
+
+    def _is_touched(self, node: ast.stmt) -> bool:
+        if self._lines is None:
+            return True
+        first = min(item.lineno for item in (node, *getattr(node, "decorator_list", ())))
+        at = bisect.bisect_left(self._lines, first)
+        return at < len(self._lines) and self._lines[at] <= (node.end_lineno or node.lineno)
+
+    def is_unbound(self, read: Read) -> bool:
+        """Say whether a read finds nothing for sure."""
+        if read.is_local:
+            return not read.bindings
+        return not self.module.stars and not self._is_of_module(read.name)
+
+    def _is_of_module(self, name: str) -> bool:
+        is_implied = name in _BUILTINS or (name.startswith("__") and name.endswith("__"))
+        return is_implied or name in self.module.bindings or name in self._all_names
+
+    @cached_property
+    def _all_names(self) -> Mapping[str, list[Binding]]:
+        return module_names(self._tree)
+
+    def lost(self) -> dict[_Key, Read]:
+        """Return the names that are unbound, each where it is read first."""
+        lost: dict[_Key, Read] = {}
+        for read in sorted(self.reads, key=lambda item: item.line):
+            if self.is_unbound(read):
+                lost.setdefault((read.function, read.name), read)
+        return lost
+
+    def whole(self) -> Version:
+        """Return the same file, all of it to be looked at."""
+        return Version(self.path, self._tree, self.module, None)
+
+    def function(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
+        """Return the statement that defines a function or class, by its dotted name."""
+        found: ast.AST = self._tree
+        for part in name.split("."):
+            inside = (node for node in ast.walk(found) if isinstance(node, _Named) and node.name == part)
+            following = next((node for node in inside if node is not found), None)
+            if following is None:
+                return None
+            found = following
+        return found if isinstance(found, _Named) else None
+
+    def site(self, name: str) -> Site:
+        """Return where a function or class stands; the first line where it is not there."""
+        node = self.function(name)
+        return Site(self.path, 1, 1) if node is None else Site(self.path, node.lineno, node.end_lineno or 0)
+
+
+_BUILTINS = frozenset(dir(builtins))
+_Named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def version(path: str, text: bytes | None, module: Module | None, change: FileDiff | None) -> Version | None:
+    """Read a file; None when it is not there, or not valid Python."""
+    tree = None if text is None or module is None else parse(text)
+    return None if tree is None or module is None else Version(path, tree, module, change)
+
+
+def taken_names(old: Version) -> dict[_Key, BoundName]:
+    """Return the names that the added lines of a patch take from upstream's functions around them."""
+    taken: dict[_Key, BoundName] = {}
+    for read in sorted(old.reads, key=lambda item: item.line):
+        upstreams = sorted((item for item in read.bindings if item.line not in old.added), key=_by_line)
+        key = (read.function, read.name)
+        if read.line in old.added and upstreams and key not in taken:
+            taken[key] = _taken(old, read, upstreams)
+    return taken
+
+
+def _by_line(binding: Binding) -> int:
+    return binding.line
+
+
+def _taken(old: Version, read: Read, bindings: list[Binding]) -> BoundName:
+    first = bindings[0]
+    return BoundName(
+        _contract(old, read),
+        f"a {first.form} {read.name} at {old.path}:{first.line}",
+        read.line,
+        Site(old.path, first.line, first.end_line),
+        old.site(read.function),
+        frozenset(item.form for item in bindings),
+    )
+
+
+def _contract(at: Version, read: Read) -> str:
+    return f"{at.module.name}.{read.function} binds {read.name}"
+
+
+def lost_names(old: Version, before: Callable[[], Version | None], new: Version) -> Iterator[LostName]:
+    """Yield the names that the patch reads, or makes upstream's lines read, and that nothing binds any more.
+
+    ``old`` and ``new`` are the file as the patch leaves it on either release; ``before`` gives it as it is
+    on the new one without the patch: what is unbound there, or on the old release, is not its doing.
+    """
+    taken = taken_names(old)
+    lost = new.lost()
+    if lost:
+        without = before()
+        known = {*old.lost(), *(without.whole().lost() if without is not None else ())}
+        for key, read in lost.items():
+            if key not in known:
+                yield _lost(new, read, _counterpart(taken, read))
+    for key, read in _replaced(taken, new).items():
+        if key not in lost:
+            yield _lost(new, read, taken[key])
+
+
+def _counterpart(taken: Mapping[_Key, BoundName], read: Read) -> BoundName | None:
+    """Return what the patch took where it was made, from the same function or one of another name."""
+    same = taken.get((read.function, read.name))
+    return same or next((found for (_, name), found in taken.items() if name == read.name), None)
+
+
+def _replaced(taken: Mapping[_Key, BoundName], new: Version) -> dict[_Key, Read]:
+    """Return reads of added lines that mean a name of the module now, and another thing than before."""
+    found: dict[_Key, Read] = {}
+    for read in new.reads:
+        old = None if new.module.stars else taken.get((read.function, read.name))
+        if old is None or read.is_local or read.line not in new.added or new.is_unbound(read):
+            continue
+        if not _may_be_moved(old.forms, new.module.bindings.get(read.name, ())):
+            found.setdefault((read.function, read.name), read)
+    return found
+
+
+def _may_be_moved(forms: Iterable[str], now: tuple[Definition, ...]) -> bool:
+    """Say whether upstream may have moved what a function bound to the level of the module."""
+    is_variable = any(isinstance(item, Variable) for item in now)
+    return any(form != "parameter" and (is_variable or (form != "variable" and now)) for form in forms)
+
+
+def _lost(new: Version, read: Read, taken: BoundName | None) -> LostName:
+    place = Site(new.path, read.line, read.line)
+    found = _said(new, read)
+    if taken is None:
+        whose = "the patch" if read.line in new.added else "the new release itself"
+        expected = f"a binding of {read.name}, which {whose} reads there"
+        return LostName(_contract(new, read), expected, found, None, (), place)
+    return LostName(taken.contract, taken.expected, found, taken.line, (taken.site, taken.function), place)
+
+
+def _said(new: Version, read: Read) -> str:
+    """Say what there is instead."""
+    node = new.function(read.function)
+    shown = read.function
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        shown += str(read_signature(node.args))
+    where = f"read at {new.path}:{read.line}"
+    if read.is_local:
+        return f"nothing that binds {read.name} comes before it is {where}, in {shown}"
+    if new.is_unbound(read):
+        return f"nothing binds {read.name} in {shown}, {where}"
+    definitions = new.module.bindings.get(read.name)
+    what = "the built-in name"
+    if definitions:
+        line = definition_site(new.module, definitions[-1]).line
+        what = f"{_kind(definitions[-1])} {read.name} of the module at {new.path}:{line}"
+    return f"{read.name} means {what} now, {where}: nothing binds it in {shown}"
+
+
+def _kind(definition: Definition) -> str:
+    if isinstance(definition, Import):
+        return "the import"
+    if isinstance(definition, Function):
+        return "the function"
+    return "the variable" if isinstance(definition, Variable) else "the class"
+
+
+def added_numbers(change: FileDiff) -> Iterator[int]:
+    """Yield the numbers of the lines that a change adds, in the file after it."""
+    return (number for number, kind in _numbered(change) if kind == b"+")
+
+
+def _beside_removed(change: FileDiff) -> Iterator[int]:
+    """Yield the numbers of the lines on both sides of what a change takes away."""
+    for number, kind in _numbered(change):
+        if kind == b"-":
+            yield from (number - 1, number)
+
+
+def _numbered(change: FileDiff) -> Iterator[tuple[int, bytes]]:
+    for hunk in change.hunks:
+        number = hunk.new_start
+        for line in hunk.lines:
+            yield number, line[:1]
+            number += line[:1] in (b"+", b" ")
