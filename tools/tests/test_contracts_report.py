@@ -128,6 +128,7 @@ def test_as_json(tmp_path: Path) -> None:
         "expected",
         "found",
         "why",
+        "read_at",
         "consequences",
         "definition",
         "upstream_change",

@@ -58,6 +58,8 @@ class LostName:
     """Where the old release binds it, and the function there."""
     place: Site
     """Where it is read in the patched new release."""
+    of_module: str
+    """The contract that says the same where the module was what defined it."""
 
 
 class Version:
@@ -179,10 +181,10 @@ def lost_names(old: Version, before: Callable[[], Version | None], new: Version)
         known = {*old.lost(), *(without.whole().lost() if without is not None else ())}
         for key, read in lost.items():
             if key not in known:
-                yield _lost(new, read, _counterpart(taken, read))
+                yield _lost(old, new, read, _counterpart(taken, read))
     for key, read in _replaced(taken, new).items():
         if key not in lost:
-            yield _lost(new, read, taken[key])
+            yield _lost(old, new, read, taken[key])
 
 
 def _counterpart(taken: Mapping[_Key, BoundName], read: Read) -> BoundName | None:
@@ -209,14 +211,17 @@ def _may_be_moved(forms: Iterable[str], now: tuple[Definition, ...]) -> bool:
     return any(form != "parameter" and (is_variable or (form != "variable" and now)) for form in forms)
 
 
-def _lost(new: Version, read: Read, taken: BoundName | None) -> LostName:
-    place = Site(new.path, read.line, read.line)
-    found = _said(new, read)
-    if taken is None:
-        whose = "the patch" if read.line in new.added else "the new release itself"
-        expected = f"a binding of {read.name}, which {whose} reads there"
-        return LostName(_contract(new, read), expected, found, None, (), place)
-    return LostName(taken.contract, taken.expected, found, taken.line, (taken.site, taken.function), place)
+def _lost(old: Version, new: Version, read: Read, taken: BoundName | None) -> LostName:
+    whose = "the patch" if read.line in new.added else "the new release itself"
+    return LostName(
+        taken.contract if taken else _contract(new, read),
+        taken.expected if taken else f"a binding of {read.name}, which {whose} reads there",
+        _said(new, read),
+        taken.line if taken else None,
+        (taken.site, taken.function) if taken else (),
+        Site(new.path, read.line, read.line),
+        f"{old.module.name} defines {read.name}",
+    )
 
 
 def _said(new: Version, read: Read) -> str:

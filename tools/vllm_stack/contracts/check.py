@@ -84,7 +84,9 @@ def check_contracts(place: PatchPlace, history: History | None = None) -> tuple[
     before it. What cannot be told without running code is no contract.
     """
     with Comparison.open(place) as comparison:
-        findings = [*comparison.derived(), *comparison.names(), *comparison.written()]
+        derived = comparison.derived()
+        names = comparison.names({one.finding.contract for one in derived})
+        findings = [*derived, *names, *comparison.written()]
         return tuple(comparison.explained(findings, history))
 
 
@@ -268,8 +270,8 @@ class Comparison:
             if self.old.before.blob(file.path) is not None:
                 yield Version(file.path, node, own, file)
 
-    def names(self) -> Iterator[_Broken]:
-        """Compare what names mean in the functions that the patch changes."""
+    def names(self, told: Collection[str]) -> Iterator[_Broken]:
+        """Compare what names mean in the functions that the patch changes, but for contracts ``told``."""
         changes: Mapping[str, FileDiff] | None = None
         for old in self._versions():
             path = self.new.after.path_of(self.renamed.get(old.module.name, old.module.name))
@@ -280,8 +282,8 @@ class Comparison:
             new = self._version(self.new.after, path, changes.get(path))
             if new is not None:
                 before = partial(self._version, self.new.before, path, None)
-                for lost in lost_names(old, before, new):
-                    yield self._from_name(old.path, lost)
+                found = (lost for lost in lost_names(old, before, new) if lost.of_module not in told)
+                yield from (self._from_name(old.path, lost) for lost in found)
 
     def _changes(self) -> Mapping[str, FileDiff]:
         """Return what the patch changes on the new release, by file."""
