@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -62,6 +63,30 @@ def test_json_goes_to_stdout_and_text_to_stderr(stacked: Project) -> None:
     document = json.loads(out)
     assert (document["schema"], document["command"], document["ok"]) == (1, "status", True)
     assert "demo 1.0.0" in err
+
+
+def test_json_goes_into_a_pipe_and_leaves_it_there(stacked: Project) -> None:
+    """Replacing it, as a file is replaced, would take `/dev/null` away from a machine whose root ran this."""
+    pipe = stacked.root / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        main(
+            [
+                "status",
+                "--root",
+                str(stacked.root),
+                "--cache-dir",
+                str(stacked.root / "c"),
+                "--json",
+                str(pipe),
+            ]
+        )
+        document = json.loads(os.read(reader, 1 << 16))
+    finally:
+        os.close(reader)
+    assert document["command"] == "status"
+    assert pipe.is_fifo()
 
 
 def test_errors_are_in_the_json_too(project: Project) -> None:

@@ -71,10 +71,17 @@ def _document(command: str, error: StackError | None, body: Mapping[str, Any]) -
 
 
 def write_json(destination: str, command: str, error: StackError | None, report: Report | None) -> None:
-    """Write a report, or the error that a command ended with, to a file or (``-``) to stdout."""
+    """Write a report, or the error that a command ended with, to a file or (``-``) to stdout.
+
+    A pipe or a device, such as `/dev/null`, is written to; only what is a file is replaced.
+    """
     data = _document(command, error, {} if report is None else to_plain(report))
     if destination == "-":
         sys.stdout.write(data.decode())
         sys.stdout.flush()
+        return
+    path = Path(destination)
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
     else:
-        write_atomic(Path(destination), data)
+        write_atomic(path, data)
