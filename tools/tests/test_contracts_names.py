@@ -558,10 +558,22 @@ WAYS: list[tuple[str, bool]] = [
 ]
 
 
+class Everything:
+    """All of a module."""
+
+    def has(self, statement: ast.stmt) -> bool:
+        """Take a statement."""
+        return bool(statement)
+
+    def enters(self, statement: ast.stmt) -> bool:
+        """Look into a function or class."""
+        return bool(statement)
+
+
 @pytest.mark.parametrize(("body", "bound"), WAYS, ids=[case[0].replace("\n", "; ") for case in WAYS])
 def test_ways_through_a_function(body: str, bound: bool) -> None:
     tree = ast.parse(f"x = None\ndef f(a, E, use):\n{indent(body, '    ')}\n")
-    reads = [read for read in reads_of(tree, lambda _: True) if read.name == "x"]
+    reads = [read for read in reads_of(tree, Everything()) if read.name == "x"]
     unbound = [read for read in reads if read.is_local and not read.bindings]
     assert (not unbound) == bound
 

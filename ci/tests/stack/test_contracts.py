@@ -213,9 +213,10 @@ def test_no_name_of_upstreams_own_code_is_called_unbound(target: tuple[Base, Sta
         paths = [path for path in tree.blobs if path.startswith((*OWN_CODE, "vllm_gguf_plugin/"))]
         for path, name in ((path, module_name(path)) for path in paths):
             module = None if name is None else tree.module(name)
-            node = None if module is None else parse(tree.text(path) or b"")
+            text = tree.text(path) or b""
+            node = None if module is None else parse(text)
             if module is not None and node is not None and module.path == path:
-                version = Version(path, node, module, None)
+                version = Version(path, text, module, node)
                 reads += len(version.reads)
                 lost += [f"{path}:{found.line} {found.name}" for found in version.lost().values()]
     assert lost == []

@@ -194,8 +194,9 @@ def function_scope(node: FunctionNode, name: str, parent: Scope | None) -> Scope
         collector.bind(parameter.name, "parameter", parameter)
     for statement in node.body:
         collector.visit(statement)
-    inside = (item for item in ast.walk(node) if isinstance(item, ast.Nonlocal))
-    scope.shared = frozenset(name for item in inside for name in item.names)
+    if any(item.form == "definition" for found in scope.bindings.values() for item in found):
+        inside = (item for item in ast.walk(node) if isinstance(item, ast.Nonlocal))
+        scope.shared = frozenset(name for item in inside for name in item.names)
     return scope
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import bisect
 import builtins
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from vllm_stack.contracts.bindings import Binding, module_names
 from vllm_stack.contracts.observation import Site, definition_site
 from vllm_stack.contracts.reaching import Read, reads_of
-from vllm_stack.contracts.summary import parse
+from vllm_stack.contracts.summary import flatten
 from vllm_stack.contracts.symbols import Function, Import, Variable, read_signature
 
 if TYPE_CHECKING:
@@ -63,26 +64,69 @@ class LostName:
 
 
 class Version:
-    """A Python file of one tree, with the lines that a change touched."""
+    """A Python file of one tree, as far as a change touched it.
 
-    def __init__(self, path: str, tree: ast.Module, module: Module, change: FileDiff | None) -> None:
+    ``others`` are other versions of the file: what they have word for word is left out.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        text: bytes,
+        module: Module,
+        tree: ast.Module,
+        change: FileDiff | None = None,
+        others: Iterable[bytes] = (),
+    ) -> None:
         self.path = path
         self.module = module
         self._tree = tree
+        self.text = text
+        self._lines = text.split(b"\n")
+        self._others = [b"\n%b\n" % other for other in others]
+        self._change = change
         self.added = frozenset() if change is None else frozenset(added_numbers(change))
-        self._lines = None if change is None else sorted(self.added | set(_beside_removed(change)))
+        self._touched = None if change is None else sorted(self.added | set(_beside_removed(change)))
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
         """What the functions and classes that were touched read."""
-        return tuple(reads_of(self._tree, self._is_touched))
+        return tuple(reads_of(self._tree, self))
 
-    def _is_touched(self, node: ast.stmt) -> bool:
-        if self._lines is None:
+    def has(self, statement: ast.stmt) -> bool:
+        """Say whether the change touched a statement."""
+        if self._touched is None:
             return True
-        first = min(item.lineno for item in (node, *getattr(node, "decorator_list", ())))
-        at = bisect.bisect_left(self._lines, first)
-        return at < len(self._lines) and self._lines[at] <= (node.end_lineno or node.lineno)
+        at = bisect.bisect_left(self._touched, _first_line(statement))
+        return at < len(self._touched) and self._touched[at] <= (statement.end_lineno or statement.lineno)
+
+    def enters(self, statement: ast.stmt) -> bool:
+        """Say whether the change touched a function or class that no other version has like this."""
+        return self.has(statement) and not any(self._words(statement) in other for other in self._others)
+
+    def _words(self, statement: ast.stmt) -> bytes:
+        """Return the lines of a statement."""
+        lines = self._lines[_first_line(statement) - 1 : statement.end_lineno]
+        return b"\n%b\n" % b"\n".join(lines)
+
+    def is_the_same(self, before: bytes, after: bytes) -> bool:
+        """Say whether the change is the very same between two versions of the file, in the same functions."""
+        if self._change is None:
+            return False
+        made = [Counter(_with_mark(self._change, mark)) for mark in (b"-", b"+")]
+        lines = [Counter(text.split(b"\n")) for text in (before, after)]
+        if made != [lines[0] - lines[1], lines[1] - lines[0]]:
+            return False
+        other = b"\n%b\n" % after
+        return all(self._words(item) in other and is_closed for item, is_closed in self._entered())
+
+    def _entered(self) -> Iterator[tuple[ast.stmt, bool]]:
+        """Yield the functions that are touched, of classes each statement, and whether it stands alone."""
+        for statement in flatten(self._tree.body):
+            if isinstance(statement, ast.ClassDef) and self.has(statement):
+                yield from ((part, _is_closed(part)) for part in statement.body if self.has(part))
+            elif isinstance(statement, _Named) and self.has(statement):
+                yield statement, True
 
     def is_unbound(self, read: Read) -> bool:
         """Say whether a read finds nothing for sure."""
@@ -108,7 +152,7 @@ class Version:
 
     def whole(self) -> Version:
         """Return the same file, all of it to be looked at."""
-        return Version(self.path, self._tree, self.module, None)
+        return Version(self.path, self.text, self.module, self._tree)
 
     def function(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
         """Return the statement that defines a function or class, by its dotted name."""
@@ -129,12 +173,6 @@ class Version:
 
 _BUILTINS = frozenset(dir(builtins))
 _Named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def version(path: str, text: bytes | None, module: Module | None, change: FileDiff | None) -> Version | None:
-    """Read a file; None when it is not there, or not valid Python."""
-    tree = None if text is None or module is None else parse(text)
-    return None if tree is None or module is None else Version(path, tree, module, change)
 
 
 def taken_names(old: Version) -> dict[_Key, BoundName]:
@@ -249,6 +287,23 @@ def _kind(definition: Definition) -> str:
     if isinstance(definition, Function):
         return "the function"
     return "the variable" if isinstance(definition, Variable) else "the class"
+
+
+def _is_closed(statement: ast.stmt) -> bool:
+    """Say whether a statement of a class is a function that takes nothing from it, as a setter does."""
+    decorators = getattr(statement, "decorator_list", ())
+    is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return is_function and not any(isinstance(item, ast.Attribute) for item in decorators)
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(item.lineno for item in decorators)])
+
+
+def _with_mark(change: FileDiff, mark: bytes) -> Iterator[bytes]:
+    """Yield the lines that a change adds, or takes away."""
+    return (line[1:] for hunk in change.hunks for line in hunk.lines if line[:1] == mark)
 
 
 def added_numbers(change: FileDiff) -> Iterator[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from vllm_stack.contracts.boundnames import Version, added_numbers, lost_names, taken_names, version
+from vllm_stack.contracts.boundnames import Version, added_numbers, lost_names, taken_names
 from vllm_stack.contracts.change import Releases
 from vllm_stack.contracts.infer import Inference
 from vllm_stack.contracts.observation import Observation, Site, Status, breaks
@@ -22,7 +22,7 @@ from vllm_stack.patch import Patch
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
     from vllm_stack.contracts.boundnames import LostName
     from vllm_stack.contracts.kinds import Contract
@@ -261,29 +261,41 @@ class Comparison:
 
     # -- names of functions ----------------------------------------------------------------------------
 
-    def _versions(self) -> Iterator[Version]:
+    def _versions(self, others: Callable[[str], Iterable[bytes]] = lambda _: ()) -> Iterator[Version]:
         """Yield the files that the patch changes, as it leaves them on the old release."""
         for file in self.patch.files:
             node, own = self.files.get(file.path), self.old.after.module(module_name(file.path) or "")
             if node is None or own is None or own.path != file.path:
                 continue
             if self.old.before.blob(file.path) is not None:
-                yield Version(file.path, node, own, file)
+                text = self.old.after.text(file.path) or b""
+                yield Version(file.path, text, own, node, file, others(own.name))
 
     def names(self, told: Collection[str]) -> Iterator[_Broken]:
         """Compare what names mean in the functions that the patch changes, but for contracts ``told``."""
         changes: Mapping[str, FileDiff] | None = None
-        for old in self._versions():
-            path = self.new.after.path_of(self.renamed.get(old.module.name, old.module.name))
-            blob = None if path is None else self.new.after.blob(path)
-            if path is None or blob in (self.new.before.blob(path), self.old.after.blob(old.path)):
-                continue  # the patch is not there, or the file is the same
+        for old in self._versions(self._on_new):
+            path = self._new_path(old.module.name)
+            before, after = (tree.text(path or "") for tree in (self.new.before, self.new.after))
+            if path is None or before is None or after is None or before == after:
+                continue  # it is the patch's own, or the patch is not there
+            if old.is_the_same(before, after):
+                continue
             changes = self._changes() if changes is None else changes
-            new = self._version(self.new.after, path, changes.get(path))
+            new = self._version(self.new.after, path, changes.get(path), [before, old.text])
             if new is not None:
-                before = partial(self._version, self.new.before, path, None)
-                found = (lost for lost in lost_names(old, before, new) if lost.of_module not in told)
+                without = partial(self._version, self.new.before, path)
+                found = (lost for lost in lost_names(old, without, new) if lost.of_module not in told)
                 yield from (self._from_name(old.path, lost) for lost in found)
+
+    def _new_path(self, module: str) -> str | None:
+        return self.new.after.path_of(self.renamed.get(module, module))
+
+    def _on_new(self, module: str) -> Iterator[bytes]:
+        """Yield the file as the patch leaves it on the new release."""
+        text = self.new.after.text(self._new_path(module) or "")
+        if text is not None:
+            yield text
 
     def _changes(self) -> Mapping[str, FileDiff]:
         """Return what the patch changes on the new release, by file."""
@@ -292,8 +304,14 @@ class Comparison:
         return {file.path: file for file in Patch("result", self.git.run(*words).stdout).files}
 
     @staticmethod
-    def _version(tree: SourceTree, path: str, change: FileDiff | None) -> Version | None:
-        return version(path, tree.text(path), tree.module(module_name(path) or ""), change)
+    def _version(
+        tree: SourceTree, path: str, change: FileDiff | None = None, others: Iterable[bytes] = ()
+    ) -> Version | None:
+        text, module = tree.text(path), tree.module(module_name(path) or "")
+        node = None if text is None else parse(text)
+        if text is None or module is None or node is None:
+            return None
+        return Version(path, text, module, node, change, others)
 
     def _from_name(self, path: str, lost: LostName) -> _Broken:
         at = f"{lost.place.path}:{lost.place.line}"

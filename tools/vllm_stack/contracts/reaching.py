@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vllm_stack.contracts.bindings import (
     Binder,
@@ -77,7 +77,7 @@ class _Flow(Binder, ast.NodeVisitor):
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self.found: dict[tuple[int, int, str], Read] = {}
-        self.inside: dict[ast.AST, None] = {}
+        self.inside: dict[ast.stmt, None] = {}
         """Functions and classes in it, to be followed afterwards."""
         self._state: _State = {}
         #: For each `try` and `with` around: what may be bound when it is left at any point.
@@ -99,12 +99,12 @@ class _Flow(Binder, ast.NodeVisitor):
         self._state = first
         self._run(node.body)
 
-    def body(self, statements: Iterable[ast.stmt], is_wanted: Callable[[ast.stmt], bool]) -> None:
-        """Follow the statements of a class, and keep what those that are wanted read."""
+    def body(self, statements: Iterable[ast.stmt], choice: Choice | None) -> None:
+        """Follow the statements of a class, and keep what those read that count."""
         for statement in statements:
             before = dict(self.found)
             self.visit(statement)
-            if not is_wanted(statement):
+            if choice is not None and not choice.has(statement):
                 self.found = before
 
     def _run(self, body: Iterable[ast.stmt]) -> None:
@@ -353,23 +353,28 @@ class _Flow(Binder, ast.NodeVisitor):
         self._state = _joined(self._state, *ends)
 
 
-def reads_of(tree: ast.Module, is_wanted: Callable[[ast.stmt], bool]) -> Iterator[Read]:
-    """Yield what the functions and classes of a module read, as far as ``is_wanted`` says.
+class Choice(Protocol):
+    """What of a module is looked at."""
 
-    A function is asked about as a whole, with all functions inside it; a class statement by statement.
-    """
+    def has(self, statement: ast.stmt) -> bool:
+        """Say whether a statement counts that stands in the module or in a class."""
+
+    def enters(self, statement: ast.stmt) -> bool:
+        """Say whether a function or class is looked into: a function with all that is inside it."""
+
+
+def reads_of(tree: ast.Module, choice: Choice) -> Iterator[Read]:
+    """Yield what the functions and classes of a module read, as far as ``choice`` says."""
     for statement in flatten(tree.body):
-        if isinstance(statement, (*_Functions, ast.ClassDef)) and is_wanted(statement):
-            yield from _reads(statement, "", None, is_wanted)
+        if isinstance(statement, (*_Functions, ast.ClassDef)) and choice.enters(statement):
+            yield from _reads(statement, "", None, choice)
 
 
-def _reads(
-    node: ast.AST, prefix: str, parent: Scope | None, is_wanted: Callable[[ast.stmt], bool]
-) -> Iterator[Read]:
+def _reads(node: ast.stmt, prefix: str, parent: Scope | None, choice: Choice | None) -> Iterator[Read]:
     if isinstance(node, _Functions):
         yield from _function_reads(node, f"{prefix}{node.name}", parent)
     elif isinstance(node, ast.ClassDef):
-        yield from _class_reads(node, f"{prefix}{node.name}", parent, is_wanted)
+        yield from _class_reads(node, f"{prefix}{node.name}", parent, choice)
 
 
 def _function_reads(node: FunctionNode, name: str, parent: Scope | None) -> Iterator[Read]:
@@ -378,11 +383,11 @@ def _function_reads(node: FunctionNode, name: str, parent: Scope | None) -> Iter
     flow.function(node)
     yield from flow.found.values()
     for inside in flow.inside:
-        yield from _reads(inside, f"{name}.", scope, lambda _: True)
+        yield from _reads(inside, f"{name}.", scope, None)
 
 
 def _class_reads(
-    node: ast.ClassDef, name: str, parent: Scope | None, is_wanted: Callable[[ast.stmt], bool]
+    node: ast.ClassDef, name: str, parent: Scope | None, choice: Choice | None
 ) -> Iterator[Read]:
     generic = Scope(name, parent)  # unlike the names of the body, methods see these
     for parameter in getattr(node, "type_params", ()):
@@ -392,8 +397,8 @@ def _class_reads(
     for statement in node.body:
         collector.visit(statement)
     flow = _Flow(scope)
-    flow.body(node.body, is_wanted)
+    flow.body(node.body, choice)
     yield from flow.found.values()
     for inside in flow.inside:
-        if not isinstance(inside, ast.stmt) or is_wanted(inside):
-            yield from _reads(inside, f"{name}.", scope, is_wanted)
+        if choice is None or choice.enters(inside):
+            yield from _reads(inside, f"{name}.", scope, choice)
