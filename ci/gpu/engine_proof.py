@@ -2,7 +2,7 @@
 
     python engine_proof.py --out results/engine.json --work /tmp/proof [--files INSTALLED.json] [--modes …]
 
-With `--proof indexer` it proves the Triton indexer instead, see `indexer_proof`.
+Other proofs (`--proof`) stand in `indexer_proof`, `complete_proofs` and `health_proofs`.
 
 Two small models with seeded weights (`small_models`), both model runners, eager and CUDA graphs,
 `sparse_mla_force_mqa` on and off: in each of these modes every backend is asked about the same text
@@ -26,21 +26,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import indexer_proof
 import numpy as np
 import small_models
+from comparison import launched
+from complete_proofs import ContextProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
+from engine_jobs import DECODE_TOKENS, PROMPT_LENGTHS, SHORT_LENGTHS, TEXTS, Job
 from engine_runner import Run, Runner, host
-from engine_worker import (
-    DECODE_TOKENS,
-    PROMPT_LENGTHS,
-    SHORT_DECODE_TOKENS,
-    SHORT_LENGTHS,
-    SHORT_TEXT_SEED,
-    TEXT_SEED,
-    Job,
-)
+from health_proofs import AllocationProof, InvarianceProof, SyncProof
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,10 +48,6 @@ PARTS = ("everything", "prefill", "decode", "short_prefill", "short_decode")
 LONGEST_DECODE = {"glm5": 128, "glm53flash": 64}
 DAMAGE_RATIO = 100.0
 REQUIRED_SHARE = 0.5  # of scored positions beyond twice the top-k
-TEXTS = {
-    "text": (PROMPT_LENGTHS, DECODE_TOKENS, TEXT_SEED),
-    "short_text": (SHORT_LENGTHS, SHORT_DECODE_TOKENS, SHORT_TEXT_SEED),
-}
 
 
 def modes(models: Iterable[str]) -> Iterator[Job]:
@@ -136,8 +127,8 @@ def launch_problems(mode: Job, ours: Run, natives: list[Run]) -> list[str]:
     prefill, decode = launches["prefill_batch"], launches["decode_batch"]
     held = bool(decode["kernels"]["captured"])
     checks = {
-        "no launch in prefill": phase_launches(prefill, "prefill") > 0,
-        "no launch in decode": phase_launches(decode, "decode") > 0,
+        "no launch in prefill": launched(prefill["kernels"], "prefill") > 0,
+        "no launch in decode": launched(decode["kernels"], "decode") > 0,
         "graphs were replayed in eager mode, or none in graph mode": (
             (decode["graph_replays"] > 0) == mode.graphs
         ),
@@ -161,17 +152,17 @@ def short_problems(mode: Job, ours: Run, natives: list[Run]) -> list[str]:
     """
     launches = ours.figures["launches"]
     prefill, decode = launches["short_prefill_batch"], launches["short_decode_batch"]
-    layers = small_models.MODELS[mode.model].layers.count("mla")
+    layers = small_models.MODELS[mode.model].mla_layers
     every = layers * sum(SHORT_LENGTHS)
     decodes = layers * sum(n for n in SHORT_LENGTHS if n <= LONGEST_DECODE[mode.model])
     expected = (every, 0, 0) if mode.force_mqa else (0, decodes, every - decodes)
     rows = prefill["calls"]["rows"]
     found = (rows.get("prefill", 0), rows.get("decode", 0), dense_rows(ours))
-    in_prefill = phase_launches(prefill, "prefill")
+    in_prefill = launched(prefill["kernels"], "prefill")
     checks = {
         f"short prompts: rows in prefill, decode and dense are {found}, not {expected}": found == expected,
         f"short prompts: {in_prefill} launches in prefill": (in_prefill > 0) == mode.force_mqa,
-        "short prompts: no launch in decode": phase_launches(decode, "decode") > 0,
+        "short prompts: no launch in decode": launched(decode["kernels"], "decode") > 0,
         "short prompts: a native backend differs in whether prefill is dense": all(
             (dense_rows(run) > 0) != mode.force_mqa for run in natives
         ),
@@ -182,12 +173,6 @@ def short_problems(mode: Job, ours: Run, natives: list[Run]) -> list[str]:
 def dense_rows(run: Run) -> int:
     """Return how many rows of the short prompts went through dense attention, over all layers."""
     return int(run.figures["launches"]["short_prefill_batch"]["dense"]["rows"].get("prefill", 0))
-
-
-def phase_launches(batch: dict[str, Any], phase: str) -> int:
-    """Return how often our kernels ran in a phase of a batch, outside and inside graphs."""
-    kernels = batch["kernels"]
-    return sum(int(kernels[how].get(phase, 0)) for how in ("eager", "replayed"))
 
 
 def assess_damage(intact: Run, bound: float) -> dict[str, Any]:
@@ -274,7 +259,7 @@ def mode_line(row: dict[str, Any]) -> str:
         for part in (differences[n] for n in ("everything", "decode", "short_prefill", "short_decode"))
     )
     counts = [
-        phase_launches(row["launches"][f"{batch}{phase}_batch"], phase)
+        launched(row["launches"][f"{batch}{phase}_batch"]["kernels"], phase)
         for batch in ("", "short_")
         for phase in ("prefill", "decode")
     ]
@@ -288,7 +273,10 @@ def mode_line(row: dict[str, Any]) -> str:
 class AttentionProof:
     """What `main` needs to know of this proof; `indexer_proof.IndexerProof` is the other."""
 
-    texts = TEXTS
+    models = ("glm5", "glm53flash")
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text")}
+    ranks = 1
+    workers = 14
     modes = staticmethod(modes)
     make_jobs = staticmethod(make_jobs)
     assess = staticmethod(assess)
@@ -300,9 +288,17 @@ class AttentionProof:
         return {mode: damages(mode.model) for mode in chosen if mode == damage_reference(mode.model)}
 
 
-PROOFS: dict[str, type[AttentionProof | indexer_proof.IndexerProof]] = {
+PROOFS: dict[str, Any] = {
     "attention": AttentionProof,
     "indexer": indexer_proof.IndexerProof,
+    "fp8": Fp8Proof,
+    "wide": WideProof,
+    "groups": GroupsProof,
+    "invariance": InvarianceProof,
+    "sync": SyncProof,
+    "allocations": AllocationProof,
+    "dcp": ContextProof,
+    "pipeline": PipelineProof,
 }
 
 
@@ -313,10 +309,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="report to write (JSON)")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     parser.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
-    parser.add_argument("--workers", type=int, default=14, help="engines at a time")
+    parser.add_argument("--workers", type=int, help="engines at a time; default: as the proof says")
     parser.add_argument("--seconds", type=float, default=420, help="time for all engines")
     parser.add_argument("--reuse", action="store_true", help="keep results that the work folder holds")
-    known = {mode.mode for proof in PROOFS.values() for mode in proof.modes(small_models.MODELS)}
+    known = {mode.mode for proof in PROOFS.values() for mode in proof.modes(proof.models)}
     parser.add_argument("--modes", nargs="+", choices=sorted(known), metavar="MODE")
     return parser.parse_args()
 
@@ -328,12 +324,12 @@ def main() -> int:
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
-    chosen = [m for m in proof.modes(small_models.MODELS) if m.mode in (arguments.modes or [m.mode])]
+    chosen = [m for m in proof.modes(proof.models) if m.mode in (arguments.modes or [m.mode])]
     runner.damages = proof.damages(chosen)
     for model in sorted({mode.model for mode in chosen}):
         runner.prepare(model, proof.texts)
     by_model = [proof.make_jobs([m for m in chosen if m.model == model]) for model in runner.texts]
-    workers = max(1, arguments.workers // len(by_model))
+    workers = max(1, (arguments.workers or proof.workers) // len(by_model))
     with ThreadPoolExecutor(len(by_model)) as pool:
         list(pool.map(lambda jobs: runner.run_model(jobs[0], jobs[1], workers), by_model))
     report = proof.assess(chosen, runner.runs)

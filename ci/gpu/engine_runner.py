@@ -6,6 +6,7 @@ of what they give.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -26,7 +27,7 @@ from logged import run_logged
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine_worker import Job
+    from engine_jobs import Job
 
 HERE = Path(__file__).resolve().parent
 WEIGHTS_SEED = 7
@@ -62,10 +63,11 @@ class Runner:
         self.work = work
         self.reuse = reuse
         self.deadline = deadline
-        self.failed_models: set[str] = set()
+        self.failed: set[tuple[str, ...]] = set()  # kinds of engines whose first one failed
         self.runs: dict[Job, Run] = {}
         self.texts: dict[str, dict[str, list[list[int]]]] = {}
         self._lock = threading.Lock()
+        self._ports = itertools.count(20000, 50)
 
     def prepare(self, model: str, batches: Mapping[str, tuple[Sequence[int], int, int]]) -> None:
         """Write a model and draw its text.
@@ -83,9 +85,8 @@ class Runner:
 
     def run_model(self, pilots: list[Job], others: list[Job], workers: int) -> None:
         """Run all engines of one model: first those that fill the compilation caches."""
-        self.run_all(pilots, len(pilots), PILOT_THREADS)
-        if any(self.runs[job].error for job in pilots if job.toolkit):
-            self.failed_models.add(pilots[0].model)
+        self.run_all(pilots, max(1, min(len(pilots), workers)), PILOT_THREADS)
+        self.failed |= {kind(job) for job in pilots if self.runs[job].error and job.toolkit}
         self.run_all(others, workers, THREADS)
 
     def run_all(self, jobs: list[Job], workers: int, threads: int) -> None:
@@ -102,8 +103,8 @@ class Runner:
             run.error = None
         elif left < SHORTEST_RUN:
             run.error = "not started: no time left"
-        elif job.model in self.failed_models:
-            run.error = "not started: the first engines of this model failed"
+        elif kind(job) in self.failed:
+            run.error = "not started: the first engine of this kind failed"
         else:
             run.error = self._execute(job, threads, min(left, JOB_SECONDS))
         if run.error is None:
@@ -117,17 +118,28 @@ class Runner:
 
     def _execute(self, job: Job, threads: int, seconds: float) -> str | None:
         base = self.work / f"{job.name}.json"
-        kinds = self.damages.get(job, ())
-        task = {"job": asdict(job), "folder": str(self.work / job.model), "damages": kinds}
-        base.write_text(json.dumps(task | self.texts[job.model]))
+        task = {
+            "job": asdict(job),
+            "folder": str(self.work / job.model),
+            "damages": self.damages.get(job, ()),
+            "texts": self.texts[job.model],
+        }
+        base.write_text(json.dumps(task))
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
             "VLLM_TRITON_JIT_WARMUP_NUM_THREADS": str(threads),
         }
+        if job.ranks > 1:  # engines that start together would else find the same port free
+            environment["VLLM_PORT"] = str(next(self._ports))
         command = [sys.executable, str(HERE / "engine_worker.py"), str(base)]
         if not job.toolkit:
             command = [str(HERE / "without_toolkit.sh"), str(self.work / f"{job.name}.hidden"), *command]
         return run_logged(command, base.with_suffix(".log"), environment, self.work, seconds)
+
+
+def kind(job: Job) -> tuple[str, ...]:
+    """Return what an engine shares its compiled kernels by, and most reasons to fail."""
+    return job.model, job.backend, job.cache
 
 
 def host(work: Path, *, reuse: bool) -> dict[str, Any]:
@@ -144,6 +156,7 @@ def describe_host() -> dict[str, Any]:
     return {
         "card": torch.cuda.get_device_name(0),
         "capability": list(torch.cuda.get_device_capability(0)),
+        "cards": torch.cuda.device_count(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         **{name: metadata.version(name) for name in ("torch", "triton", "transformers", "vllm")},

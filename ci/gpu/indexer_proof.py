@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import small_models
-from engine_worker import FAR_DECODE_TOKENS, FAR_LENGTHS, TEXT_SEED, Job
+from comparison import launched
+from engine_jobs import FAR_DECODE_TOKENS, FAR_LENGTHS, INDEXER, TEXTS, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,10 +43,8 @@ def modes(models: Iterable[str]) -> Iterator[Job]:
     for model in models:
         for runner, graphs, draft in VARIANTS:
             if not (draft and (model, runner) in WITHOUT_DRAFTS):
-                yield Job(
-                    model, ATTENTION, runner, graphs=graphs, force_mqa=False, indexer="triton", draft=draft
-                )
-        yield Job(model, OURS, 2, graphs=True, force_mqa=False, indexer="auto", toolkit=False)
+                yield Job(model, ATTENTION, runner, graphs, task=INDEXER, indexer="triton", draft=draft)
+        yield Job(model, OURS, 2, graphs=True, task=INDEXER, indexer="auto", toolkit=False)
 
 
 def reference(mode: Job) -> Job:
@@ -160,11 +159,6 @@ def launch_problems(run: Run, *, is_triton: bool) -> Iterator[str]:
         yield f"{run.job.name}: {replays} replays of graphs in decode"
 
 
-def launched(counts: Mapping[str, Any], phase: str) -> int:
-    """Return how often something ran in a phase, outside and inside graphs."""
-    return sum(int(counts[how].get(phase, 0)) for how in ("eager", "replayed"))
-
-
 def draft_problems(*runs: Run) -> Iterator[str]:
     """Yield which engine accepted no drafts: it needed a step for each token."""
     for run in runs:
@@ -191,7 +185,10 @@ def _toolkit_problems(hidden: Run) -> Iterator[str]:
 class IndexerProof:
     """What `engine_proof.main` needs to know of this proof."""
 
-    texts: ClassVar = {"text": (FAR_LENGTHS, FAR_DECODE_TOKENS, TEXT_SEED)}
+    models: ClassVar = ("glm5", "glm53flash")
+    texts: ClassVar = {"far_text": TEXTS["far_text"]}
+    ranks: ClassVar = 1
+    workers: ClassVar = 14
     modes = staticmethod(modes)
     make_jobs = staticmethod(make_jobs)
 

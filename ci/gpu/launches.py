@@ -18,7 +18,9 @@ Launches of the product's own warm-up, which only compile, are not counted.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,12 +29,15 @@ import torch
 from small_models import KPOOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KERNELS = "vllm.v1.attention.ops.triton_mla_sparse"
 MQA_LOGITS = "vllm.v1.attention.ops.triton_mqa_logits"
 DEEP_GEMM = "vllm.utils.deep_gemm"
-Damage = Literal["none", "zero", "shift", "shift_pool"]
+Damage = Literal["none", "zero", "shift", "shift_pool", "scale", "tail", "lse", "sync"]
+"""What is done to each call: the output zeroed; every row moved by one, or by a pool; in an fp8 cache the
+first scale of each row doubled, or the RoPE values zeroed; the LSE returned in base 2; a host read."""
+FP8_ROW, FP8_SCALE, FP8_TAIL = 656, slice(512, 516), slice(528, 656)  # bytes
 DISTANCES = {"shift": 1, "shift_pool": KPOOL}  # in rows
 Phase = Literal["decode", "prefill"]
 
@@ -84,6 +89,30 @@ def shift_rows(topk_indices: torch.Tensor, block_size: int, stride: int, distanc
     return torch.where(offset >= distance, topk_indices - distance, topk_indices + onward)
 
 
+def wrapped(original: Callable[..., Any], observed: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a wrapper the signature of what it wraps: vLLM asks by name which arguments functions take."""
+    observed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return observed
+
+
+@contextmanager
+def spoiled_cache(kv_cache: torch.Tensor, damage: Damage) -> Iterator[None]:
+    """Change every row of an fp8_ds_mla cache in place while the block runs."""
+    if damage not in ("scale", "tail"):
+        yield
+        return
+    if kv_cache.shape[-1] * kv_cache.element_size() != FP8_ROW:
+        raise ValueError(f"{damage} damages fp8_ds_mla rows, not {kv_cache.dtype} {tuple(kv_cache.shape)}")
+    part = kv_cache.view(torch.uint8)[..., FP8_SCALE if damage == "scale" else FP8_TAIL]
+    kept = part.clone(memory_format=torch.contiguous_format)
+    spoiled = (kept.view(torch.float32) * 2).view(torch.uint8) if damage == "scale" else kept * 0
+    part.copy_(spoiled)
+    try:
+        yield
+    finally:
+        part.copy_(kept)
+
+
 class Observer:
     """Counts launches, collects variants, and can damage what the backend computes."""
 
@@ -93,7 +122,8 @@ class Observer:
         self.dense = Launches()  # of `forward_mha`, any backend
         self.kernels = Launches()  # of our kernels
         self.variants: set[Any] = set()
-        self.shapes: set[tuple[Any, ...]] = set()  # arguments of `iter_variants`
+        self.announced: set[Any] = set()  # variants that the warm-up compiles; none without graphs
+        self.cache: dict[str, Any] = {}  # the backend's name of the cache's type, and bytes of a row
         self.graph_replays = 0  # of any graph, whatever it holds
         self.phase: Phase = "prefill"
         self._graph: int | None = None
@@ -108,20 +138,29 @@ class Observer:
             kernels = import_module(KERNELS)
             for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
                 self._watch_kernel(wrapper)
+                self._watch_announcements(wrapper)
+
+    def attach(self, engine: Any) -> None:
+        """Do nothing: the engine runs in this process."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts so far."""
+        return {
+            "calls": self.calls.as_json(),
+            "kernels": self.kernels.as_json(),
+            "dense": self.dense.as_json(),
+            "graph_replays": self.graph_replays,
+        }
+
+    def variant_names(self) -> tuple[list[str], list[str]]:
+        """Return the variants that were launched, and those of them that nothing announced."""
+        return sorted(map(str, self.variants)), sorted(map(str, self.variants - self.announced))
 
     def start(self) -> None:
         """Forget what ran so far, but not what graphs hold."""
         for counts in (self.calls, self.dense, self.kernels):
             counts.clear()
         self.graph_replays = 0
-
-    def announced_variants(self) -> set[Any]:
-        """Return every variant that the product announces for the layers that ran."""
-        kernels = import_module(KERNELS)
-        found: set[Any] = set()
-        for shape in self.shapes:
-            found |= set(kernels.iter_variants(*shape))
-        return found
 
     def _count(self, counts: Launches, kind: int) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -178,16 +217,27 @@ class Observer:
             observer._count(observer.calls, 0)
             if not torch.cuda.is_current_stream_capturing():
                 observer.calls.rows[observer.phase] += len(topk_indices)
-            observer._note_shape(impl, topk_indices)
+            row = kv_cache.shape[-1] * kv_cache.element_size()
+            observer.cache = {"dtype": impl.kv_cache_dtype, "row_bytes": row}
             distance = DISTANCES.get(observer.damage, 0)
             if distance:
                 topk_indices = observer._shifted(kv_cache, topk_indices, how["block_size"], distance)
-            out, lse = original(impl, q, kv_cache, topk_indices, valid_counts, **how)
-            if observer.damage != "none":
-                out = torch.zeros_like(out) if observer.damage == "zero" else out.nan_to_num()
-            return out, lse
+            with spoiled_cache(kv_cache, observer.damage):
+                out, lse = original(impl, q, kv_cache, topk_indices, valid_counts, **how)
+            return observer._damaged(out, lse)
 
         impl_class._forward_mqa_kernel = observed
+
+    def _damaged(
+        self, out: torch.Tensor, lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.damage == "sync":
+            out[:1].abs().max().item()
+        elif self.damage == "lse" and lse is not None:
+            lse = lse * math.log2(math.e)
+        elif self.damage != "none":
+            out = torch.zeros_like(out) if self.damage == "zero" else out.nan_to_num()
+        return out, lse
 
     def _watch_dense(self, impl_class: Any) -> None:
         observer, original = self, impl_class.forward_mha
@@ -205,29 +255,19 @@ class Observer:
         _, stride = utils.flat_kv_row_view(kv_cache, block_size)
         return shift_rows(rows, block_size, stride, distance)
 
-    def _note_shape(self, impl: Any, topk_indices: torch.Tensor) -> None:
-        if not hasattr(impl, "_device_info"):
-            return
-        self.shapes.add(
-            (
-                impl.num_heads,
-                topk_indices.shape[1],
-                impl.kv_lora_rank,
-                impl.qk_rope_head_dim,
-                torch.bfloat16,
-                impl._device_info,
-                impl.topk_indices_buffer.shape[0],
-                impl.need_to_return_lse_for_decode,
-            )
-        )
+    def _watch_announcements(self, wrapper: Any) -> None:
+        observer, original = self, wrapper.get_warmup_keys
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            keys = original(*args, **kwargs)
+            observer.announced.update(keys)
+            return keys
+
+        wrapper.get_warmup_keys = wrapped(original, observed)
 
 
 class IndexerObserver(Observer):
     """Counts what computes the indexer's logits: `calls` are DeepGEMM's, `kernels` Triton's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.announced: set[Any] = set()  # variants that the warm-up compiles
 
     def install_indexer(self) -> None:
         """Wrap both implementations, and CUDA graphs."""
@@ -252,15 +292,3 @@ class IndexerObserver(Observer):
             return original(*args, **kwargs)
 
         setattr(module, name, observed)
-
-    def _watch_announcements(self, wrapper: Any) -> None:
-        observer, original = self, wrapper.get_warmup_keys
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            keys = original(*args, **kwargs)
-            observer.announced.update(keys)
-            return keys
-
-        # The registry reads the signature to see what the function takes.
-        observed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-        wrapper.get_warmup_keys = observed

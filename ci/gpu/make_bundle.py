@@ -35,7 +35,7 @@ PLATFORMS = [
 # Not needed to serve a text model on one GPU, or much too large to carry.
 SKIP = re.compile(
     r"^(torch|torchaudio|torchvision|torchcodec|triton|pynvvideocodec|flashinfer.*|tilelang|nvidia-(?!cutlass-dsl).*|"
-    r"nvtx|fastsafetensors|instanttensor|tokenspeed-.*|humming-.*|numba|opencv-.*|cuda-.*|supervisor|pycountry)$"
+    r"nvtx|fastsafetensors|instanttensor|tokenspeed-.*|humming-.*|numba|opencv-.*|cuda-.*|supervisor)$"
 )
 EXTRA = [
     "nvidia-cutlass-dsl==4.8.0",
@@ -45,6 +45,7 @@ EXTRA = [
     "quack-kernels==0.6.5",
     "torch-c-dlpack-ext",
     "apache-tvm-ffi==0.1.11",
+    "gguf==0.19.0",  # with pycountry, which the tokenizers import that it loads, and what the host has
 ]
 # Native modules that no DSA model loads on SM90; FA2 alone is 300 MB.
 DROP = ("_vllm_fa2_C", "_deepselect_C", "stubs/")

@@ -16,6 +16,9 @@ REPORTS = (
     *("kernel-check", "sanitizer", "kernel-bench", "engine", "engine-short"),
     *("logits-check", "logits-bench", *INDEXER_REPORTS),
 )
+COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
+EXAMINED = ("invariance", "sync", "allocations")
+SOAK = "soak"
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 
 
@@ -25,10 +28,15 @@ def report(name: str) -> dict[str, Any]:
     return document
 
 
+def there(names: tuple[str, ...]) -> list[str]:
+    """Return the reports that a GPU host has given so far."""
+    return [name for name in names if (RESULTS / f"{name}.json").exists()]
+
+
 def provenance() -> list[str]:
     """Return the table of what each report measured."""
     lines = ["| report | result | wheel | wheel sha256 | commit | stack id |", "|---|---|---|---|---|---|"]
-    for name in REPORTS:
+    for name in (*REPORTS, *there((*COMPARED, *EXAMINED, SOAK))):
         document = report(name)
         files = document["wheel_files"]
         wheel, commit, stack = files["wheel"], files["commit"][:12], files["stack_id"][:12]
@@ -86,6 +94,45 @@ def indexer() -> list[str]:
     return lines
 
 
+def compared() -> list[str]:
+    """Return the tables of the proofs of the complete backend, as far as they are there."""
+    lines: list[str] = []
+    if there(COMPARED):
+        lines += [
+            "",
+            "Mean absolute differences of log-probabilities between two native engines, and our largest ratio",
+            "to them; the bound is 1.5.",
+            "",
+            "| proof | mode | prefill: natives | ratio | decode: natives | ratio |",
+            "|---|---|--:|--:|--:|--:|",
+        ]
+    for name in there(COMPARED):
+        for row in report(name)["modes"]:
+            parts = [row["differences"][part] for part in ("prefill", "decode")]
+            cells = [f"{p['native']:.2e} | {max(p['ours'].values()) / p['native']:.2f}" for p in parts]
+            lines.append(f"| {name} | {row['mode']} | {' | '.join(cells)} |")
+    if there(EXAMINED):
+        lines += ["", "| proof | mode | |", "|---|---|---|"]
+    for name in there(EXAMINED):
+        lines += [f"| {name} | {row['mode']} | {row['says']} |" for row in report(name)["modes"]]
+    return lines
+
+
+def soaked() -> list[str]:
+    """Return what the soak gave, if it has run."""
+    if not there((SOAK,)):
+        return []
+    found = report(SOAK)
+    numbers = ("requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
+    counts = ", ".join(f"{found[name]:,} {name.replace('_', ' ')}" for name in numbers)
+    findings = sum(len(found[name]) for name in ("not_finite", "differing", "hangs"))
+    return [
+        "",
+        f"Soak: {found['seconds']:.0f} s of {len(found['segments'])} segments, {counts};",
+        f"{findings} findings (NaN, other answers, hangs). Engines: {', '.join(found['engines'])}.",
+    ]
+
+
 def render() -> str:
     """Return the whole text."""
     bench = report("kernel-bench")
@@ -109,6 +156,8 @@ def render() -> str:
         "toolkit.",
         "",
         *indexer(),
+        *compared(),
+        *soaked(),
     ]
     return "\n".join(lines) + "\n"
 

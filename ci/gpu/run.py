@@ -2,7 +2,9 @@
 
     python run.py --files FILES.zip --site /tmp/site --out DIR [--seconds 560] [--steps engine …]
 
-The engines with the Triton indexer need a run of their own, `--steps indexer`.
+Many engines at a time fill the host: `PROOFS` says how long each proof's take. Proofs that are chosen
+together run one after the other, each within its share of the time, and the soak, which has few engines, runs
+beside them. What does not fit is refused before anything starts.
 
 Installs the files of the built wheel (`wheel_files.py pack`) over the unpacked official wheel and
 checks their hashes, runs the kernel check (then the sanitizers) and the engine proof side by side and
@@ -22,7 +24,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import wheel_files
 
@@ -33,18 +35,46 @@ SANITIZER_SECONDS = 60.0
 CHECK_SECONDS = 90.0  # took 50; longer than that, the sanitizers do not wait for its binaries
 CHECK, SANITIZER, ENGINE, BENCH = "kernel-check", "sanitizer", "engine", "kernel-bench"
 LOGITS_CHECK, LOGITS_BENCH = "logits-check", "logits-bench"
-INDEXER = "indexer"
+INDEXER, SOAK = "indexer", "soak"
 STEPS = {
     CHECK: "kernel_check.py",
     SANITIZER: "sanitizer.py",
-    ENGINE: "engine_proof.py",
-    INDEXER: "engine_proof.py",
     BENCH: "kernel_bench.py",
     LOGITS_CHECK: "logits_check.py",
     LOGITS_BENCH: "logits_bench.py",
+    SOAK: "soak.py",
 }
-DEFAULT_STEPS = [step for step in STEPS if step != INDEXER]
-PROOFS = {ENGINE: "attention", INDEXER: "indexer"}
+
+
+class Proof(NamedTuple):
+    """A step that `engine_proof.py` runs."""
+
+    name: str
+    """What `engine_proof.py --proof` calls it."""
+    seconds: float
+    """What all its modes take. Of engine and indexer measured, of the others reckoned from their engines."""
+    cards: int = 1
+
+
+PROOFS = {
+    ENGINE: Proof("attention", 300),
+    INDEXER: Proof("indexer", 300),
+    "fp8": Proof("fp8", 400),
+    "wide": Proof("wide", 140),
+    "groups": Proof("groups", 140),
+    "invariance": Proof("invariance", 130),
+    "sync": Proof("sync", 150),
+    "allocations": Proof("allocations", 140),
+    "dcp": Proof("dcp", 290, cards=2),
+    "pipeline": Proof("pipeline", 170, cards=2),
+}
+STEPS |= dict.fromkeys(PROOFS, "engine_proof.py")
+DEFAULT_STEPS = [CHECK, SANITIZER, ENGINE, BENCH, LOGITS_CHECK, LOGITS_BENCH]
+SOAK_END = 45.0  # seconds for what the soak's engines have begun, and for their reports
+LEAST_SOAK = 240.0  # an engine with empty caches starts in up to 140
+
+
+BENCHES = {BENCH: BENCH_SECONDS, LOGITS_BENCH: LOGITS_BENCH_SECONDS}
 
 
 class Session:
@@ -56,6 +86,7 @@ class Session:
         self.site: Path = arguments.site.resolve()
         self.installed = self.work / "installed.json"
         self.modes: list[str] = arguments.modes
+        self.segments: list[int] = arguments.segments
         self.names = {step: step for step in STEPS}
         if arguments.engine_name:
             self.names |= dict.fromkeys(PROOFS.keys() & set(arguments.steps), arguments.engine_name)
@@ -93,7 +124,8 @@ class Session:
             paths = (self.site, self.site / "nvidia_cutlass_dsl" / "dsl_packages")
             environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
         command = [sys.executable, str(HERE / STEPS[step])]
-        command += [*(["run"] if step == SANITIZER else []), "--out", str(self.report(step)), *options]
+        command += ["run"] if step in (SANITIZER, SOAK) else []
+        command += ["--out", str(self.out if step == SOAK else self.report(step)), *options]
         with self.log(step).open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
@@ -109,7 +141,7 @@ class Session:
         self.stamp(step)
 
     def stamp(self, step: str) -> None:
-        """Add to a report what was tested and how the step ended."""
+        """Add to a report what was tested and how the step ended; the soak's reports say so themselves."""
         path = self.report(step)
         if path.exists():
             report: dict[str, Any] = json.loads(path.read_text())
@@ -119,31 +151,46 @@ class Session:
 
     def run(self, steps: list[str]) -> None:
         """Run the steps: checks and sanitizers beside the engines, the benchmarks alone."""
-        reserved = BENCH_SECONDS if BENCH in steps else 0.0
-        reserved += LOGITS_BENCH_SECONDS if LOGITS_BENCH in steps else 0.0
-        running: dict[str, subprocess.Popen[bytes]] = {}
-        for step in PROOFS.keys() & set(steps):
-            seconds = f"{max(1.0, self.left() - reserved - 10):.0f}"
-            options = ["--proof", PROOFS[step], "--work", str(self.work / step)]
-            options += ["--files", str(self.installed), "--seconds", seconds]
-            options += ["--modes", *self.modes] if self.modes else []
-            running[step] = self.start(step, *options)
-        if CHECK in steps:
-            running[CHECK] = self.start(CHECK)
-        if LOGITS_CHECK in steps:
-            running[LOGITS_CHECK] = self.start(LOGITS_CHECK)
-        if SANITIZER in steps:
-            if CHECK in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    running[CHECK].wait(CHECK_SECONDS)
-            running[SANITIZER] = self.start_sanitizer(reserved)
-        for step, process in running.items():
+        reserved = sum(seconds for bench, seconds in BENCHES.items() if bench in steps)
+        proofs = [step for step in steps if step in PROOFS]
+        soak = self.start_soak(reserved) if SOAK in steps else None
+        first = {proofs[0]: self.start_proof(proofs, reserved)} if proofs else {}
+        for step, process in (first | self.start_checks(steps, reserved)).items():
             self.finish(step, process)
+        for number in range(1, len(proofs)):
+            self.finish(proofs[number], self.start_proof(proofs[number:], reserved))
+        if soak is not None:
+            self.finish(SOAK, soak)
         for bench in (BENCH, LOGITS_BENCH):
             if bench in steps:
                 later = LOGITS_BENCH_SECONDS if bench == BENCH and LOGITS_BENCH in steps else 0.0
                 seconds = f"{self.left() - later - 15:.0f}"
                 self.finish(bench, self.start(bench, "--budget-s", seconds))
+
+    def start_checks(self, steps: list[str], reserved: float) -> dict[str, subprocess.Popen[bytes]]:
+        """Start the checks of the kernels, and the sanitizers once the first one has compiled them."""
+        running = {step: self.start(step) for step in (CHECK, LOGITS_CHECK) if step in steps}
+        if SANITIZER in steps:
+            if CHECK in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running[CHECK].wait(CHECK_SECONDS)
+            running[SANITIZER] = self.start_sanitizer(reserved)
+        return running
+
+    def start_proof(self, steps: list[str], reserved: float) -> subprocess.Popen[bytes]:
+        """Start the first of some proofs, with its share of the time that they have together."""
+        step = steps[0]
+        together = sum(PROOFS[later].seconds for later in steps)
+        seconds = max(1.0, (self.left() - reserved - 10) * PROOFS[step].seconds / together)
+        options = ["--proof", PROOFS[step].name, "--work", str(self.work / step)]
+        options += ["--files", str(self.installed), "--seconds", f"{seconds:.0f}"]
+        return self.start(step, *options, *(["--modes", *self.modes] if self.modes else []))
+
+    def start_soak(self, reserved: float) -> subprocess.Popen[bytes]:
+        """Start the soak with as much time as there is."""
+        seconds = max(1.0, self.left() - reserved - SOAK_END)
+        options = ["--segments", *map(str, self.segments), "--seconds", f"{seconds:.0f}"]
+        return self.start(SOAK, *options, "--work", str(self.work / SOAK), "--files", str(self.installed))
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
         """Start the sanitizers with as much time as there is."""
@@ -158,7 +205,7 @@ class Session:
                 "sanitizer/*.log",
                 *(
                     f"{step}/{kind}"
-                    for step in PROOFS
+                    for step in (*PROOFS, SOAK)
                     for kind in ("*.log", "*.npz", "host.json", "*.result.json")
                 ),
             ):
@@ -176,7 +223,22 @@ class Session:
             print(f"{step:14} {result}")
 
 
-def parse_arguments() -> argparse.Namespace:
+def shortage(steps: list[str], seconds: float, *, whole: bool) -> str | None:
+    """Say that the steps need more time than there is, None if there is enough.
+
+    Args:
+        steps: What is to run.
+        seconds: Time for everything.
+        whole: Whether the proofs run all their modes; how long a choice of them takes is not known.
+
+    """
+    needed = sum(PROOFS[step].seconds for step in steps if step in PROOFS) if whole else 0.0
+    needed = max(needed, SOAK_END + LEAST_SOAK if SOAK in steps else 0.0)
+    needed += sum(time for bench, time in BENCHES.items() if bench in steps)
+    return f"{' '.join(steps)} need some {needed:.0f} s, not {seconds:.0f}" if needed > seconds else None
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--files", type=Path, required=True, help="what wheel_files.py pack wrote")
@@ -189,7 +251,13 @@ def parse_arguments() -> argparse.Namespace:
         "--modes", nargs="+", default=[], metavar="MODE", help="only these modes of the engine"
     )
     parser.add_argument("--engine-name", help="name of the engines' report, without suffix")
-    return parser.parse_args()
+    parser.add_argument("--segments", type=int, nargs="+", default=[0, 1], help="of the soak, see soak.py")
+    arguments = parser.parse_args(words)
+    arguments.steps = list(dict.fromkeys(arguments.steps))
+    found = shortage(arguments.steps, arguments.seconds, whole=not arguments.modes)
+    if found:
+        parser.error(found)
+    return arguments
 
 
 def main() -> int:

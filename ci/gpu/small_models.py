@@ -60,7 +60,8 @@ class SmallModel:
         index_topk: Rows that the indexer selects; a pooled indexer selects them in whole pools.
         vocab: Tokens. The larger, the fewer occurrences of a partner a context holds, and the more
             it matters that each of them is read.
-        layers: Per layer, whether it is sparse MLA ("mla") or linear attention ("linear").
+        layers: Per layer, whether it is sparse MLA ("mla"), sparse MLA with the top-k of an earlier layer
+            ("shared"), or linear attention ("linear"). The last one is not shared.
 
     """
 
@@ -72,6 +73,11 @@ class SmallModel:
     index_topk: int
     vocab: int
     layers: tuple[str, ...]
+
+    @property
+    def mla_layers(self) -> int:
+        """Number of layers of sparse MLA."""
+        return sum(layer in ("mla", "shared") for layer in self.layers)
 
     @property
     def is_pooled(self) -> bool:
@@ -90,6 +96,10 @@ MODELS = {
         SmallModel(
             "glm53flash", heads=16, nope=256, rope=0, index_heads=16, index_topk=512, vocab=2048,
             layers=("linear", "mla", "mla", "mla"),
+        ),
+        SmallModel(
+            "glm52", heads=64, nope=192, rope=64, index_heads=32, index_topk=512, vocab=512,
+            layers=("mla", "mla", "shared", "shared", "mla"),
         ),
     )
 }  # fmt: skip
@@ -112,7 +122,8 @@ def config(model: SmallModel) -> dict[str, Any]:
         "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     if not model.is_pooled:
-        return common | {
+        sharing = {"index_topk_freq": 3, "index_skip_topk_offset": 2} if "shared" in model.layers else {}
+        return common | sharing | {
             "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
             "first_k_dense_replace": 1,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
@@ -174,11 +185,12 @@ RESULT_WIDTH = HIDDEN - RESULT.start
 
 
 def attention_weights(
-    model: SmallModel, source: Random, prefix: str, coupling: float
+    model: SmallModel, source: Random, prefix: str, coupling: float, *, shares_topk: bool = False
 ) -> tuple[Tensors, torch.Tensor]:
     """Draw one MLA layer; also return the map from a latent to what the layer writes.
 
-    `coupling` is how strongly keys and queries also read the result of earlier layers.
+    `coupling` is how strongly keys and queries also read the result of earlier layers. A layer that shares
+    the top-k of another has no indexer.
     """
     read = source.normal(CODE, CODE, std=CODE**-0.5)
     q_a, kv_a = torch.zeros(CODE, HIDDEN), torch.zeros(CODE + model.rope, HIDDEN)
@@ -191,9 +203,8 @@ def attention_weights(
     up = source.normal(model.heads, model.nope, CODE) * std[:, None, None]
     q_pe = source.normal(model.heads, model.rope, CODE, std=(2 / CODE) ** 0.5)
     value = source.normal(model.heads, VALUE, CODE, std=CODE**-0.5)
-    mla_layers = model.layers.count("mla")
     out = source.normal(RESULT_WIDTH, model.heads * VALUE, std=(model.heads * VALUE) ** -0.5)
-    out *= mla_layers**-0.5
+    out *= model.mla_layers**-0.5
     weights = {
         "q_a_proj.weight": q_a,
         "q_a_layernorm.weight": torch.ones(CODE),
@@ -203,7 +214,8 @@ def attention_weights(
         "kv_b_proj.weight": torch.cat([up, value], 1).flatten(0, 1),
         "o_proj.weight": write_only_result(out),
     }
-    weights |= indexer_weights(model, source, read)
+    if not shares_topk:
+        weights |= indexer_weights(model, source, read)
     # Codes have unit variance, so the RMSNorm of the latent changes its direction not at all and
     # its length little.
     writes = out @ value.flatten(0, 1) @ read
@@ -278,8 +290,10 @@ def layer_weights(model: SmallModel, source: Random, index: int) -> tuple[Tensor
     """Draw one decoder layer; also return the map from a code to what its attention writes."""
     prefix = f"model.layers.{index}"
     writes = torch.zeros(RESULT_WIDTH, CODE)
-    if model.layers[index] == "mla":
-        weights, writes = attention_weights(model, source, prefix, 0.2 if index else 0.0)
+    kind = model.layers[index]
+    if kind != "linear":
+        coupling = 0.2 if index else 0.0
+        weights, writes = attention_weights(model, source, prefix, coupling, shares_topk=kind == "shared")
     else:
         weights = linear_attention_weights(source, prefix)
     if index:

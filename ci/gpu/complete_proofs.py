@@ -1,0 +1,254 @@
+"""The proofs that compare TRITON_MLA_SPARSE with native engines where `engine_proof` does not look.
+
+`fp8`: the fp8_ds_mla cache, by both of its names, with 0 to 5 draft tokens. FLASHMLA_SPARSE has two ways to
+prefill from such a cache, and takes one by the number of heads: its fp8 kernel, or a copy in bf16 and its
+bf16 kernel. Both are run, and are the native pair. The bf16 backends' difference would be too tight a bound:
+where rounding differs, the next layer's values fall into other bins of e4m3 now and then, and such a step is
+wider than the rounding that caused it. (A simulation of these weights in float32 gave 0.57e-3 between two
+roundings with a bf16 cache, 0.89e-3 with fp8, and 6.6e-3 between both caches.) Damaged are also the scale of
+the first 128 values of every row, and the RoPE values.
+
+`wide`: 96 requests decode at once, with both caches.
+
+`dcp`: decode context parallelism over two GPUs against none, both with tensor parallelism, and with drafts.
+The last rank's output is zeroed, and the LSE is returned in base 2, as damage.
+
+`pipeline`: two stages, with the prefills of several long prompts on their way at once, against one GPU.
+
+`groups`: a model whose layers share the top-k of an earlier one, as in GLM-5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import comparison
+from comparison import OURS, Comparison
+from engine_jobs import ATTENTION, DRAFTS, LONG, TEXTS, WIDE, Job
+from engine_runner import Run
+from rank_observer import LAST_RANK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+FLASHMLA, FLASH_ATTN = "FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE"
+FP8, ALIAS = "fp8_ds_mla", "fp8"
+MIXED, SEPARATE = "mixed", "separate"
+DAMAGE_RATIO = 10.0
+PATHS = {"glm5": SEPARATE, "glm53flash": MIXED, "glm52": SEPARATE}  # what FLASHMLA_SPARSE takes itself
+# The first runner wants a draft's layers in one group of the KV cache; those of GLM-5.3-Flash are in two.
+ONE_GROUP = "glm5"
+ENOUGH_REQUESTS = 64
+USUAL = ((2, True, "auto"), (2, False, "auto"), (2, True, FP8), (1, True, "auto"))
+"""Runner, whether there are graphs, and cache, of proofs that need not try everything."""
+
+
+def native_pair(ours: Job) -> tuple[Job, Job]:
+    """Return the native engines of a mode, without drafts or context parallelism."""
+    if ours.cache == "auto":
+        return replace(ours, backend=FLASHMLA), replace(ours, backend=FLASH_ATTN)
+    plain = replace(ours, backend=FLASHMLA, cache=FP8)
+    own = PATHS[ours.model]
+    return replace(plain, path=own), replace(plain, path=SEPARATE if own == MIXED else MIXED)
+
+
+def against_natives(ours: Job) -> Comparison:
+    """Compare with both native engines."""
+    pair = native_pair(ours)
+    return Comparison(ours, pair, pair)
+
+
+class Compared:
+    """What `engine_proof.main` needs to know of a proof by comparison."""
+
+    models: ClassVar[tuple[str, ...]] = ("glm5", "glm53flash")
+    texts: ClassVar[Mapping[str, Any]] = {}
+    ranks: ClassVar[int] = 1
+    workers: ClassVar[int] = 14  # engines at a time
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        raise NotImplementedError
+
+    @classmethod
+    def modes(cls, models: Iterable[str]) -> Iterator[Job]:
+        """Yield our engine of every mode."""
+        return (found.ours for found in cls.comparisons(models))
+
+    @classmethod
+    def of(cls, chosen: Iterable[Job]) -> list[Comparison]:
+        """Return the comparisons of the chosen modes."""
+        wanted = set(chosen)
+        return [found for found in cls.comparisons(cls.models) if found.ours in wanted]
+
+    @classmethod
+    def make_jobs(cls, chosen: list[Job]) -> tuple[list[Job], list[Job]]:
+        """Return the first jobs, and all others."""
+        return comparison.make_jobs(cls.of(chosen))
+
+    @classmethod
+    def damage_of(cls, mode: Job) -> tuple[str, ...]:
+        """Return how attention is damaged in a mode, if it is."""
+        del mode
+        return ()
+
+    @classmethod
+    def damages(cls, chosen: list[Job]) -> dict[Job, tuple[str, ...]]:
+        """Return which engines damage attention, and how."""
+        return {mode: kinds for mode in chosen if (kinds := cls.damage_of(mode))}
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield what else is wrong with our engine."""
+        del run
+        yield from ()
+
+    @classmethod
+    def assess(cls, chosen: list[Job], runs: Mapping[Job, Run]) -> dict[str, Any]:
+        """Judge all runs."""
+        rows = []
+        damage = []
+        for found in cls.of(chosen):
+            row = comparison.assess(found, runs)
+            if "problems" in row:
+                row["problems"] += cls.problems(runs[found.ours])
+                row["passed"] = not row["problems"]
+            rows.append(row)
+            if cls.damage_of(found.ours):
+                bound = row.get("differences", {}).get("prefill", {}).get("bound", 0.0)
+                run = runs.get(found.ours, Run(found.ours, error="not run"))
+                damage.append(comparison.assess_damage(run, bound, DAMAGE_RATIO))
+        passed = bool(rows) and all(row["passed"] for row in rows + damage)
+        return {"modes": rows, "damage": damage, "passed": passed}
+
+    table = staticmethod(comparison.table)
+
+
+class Fp8Proof(Compared):
+    """The fp8_ds_mla cache."""
+
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text", "far_text")}
+    drafts: ClassVar = (
+        *((2, True, draft) for draft in range(1, 6)),
+        *((2, False, draft) for draft in (1, 3, 5)),
+        *((1, True, draft) for draft in (1, 3, 5)),
+        (1, False, 2),
+    )
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes: each runner, with and without graphs; the other name; drafts."""
+        for model in models:
+            for runner, graphs, force in (
+                (2, True, False),
+                (2, False, True),
+                (1, True, False),
+                (1, False, True),
+            ):
+                yield against_natives(Job(model, OURS, runner, graphs, force, cache=FP8))
+            yield against_natives(Job(model, OURS, 2, graphs=True, cache=ALIAS))
+            for runner, graphs, draft in Fp8Proof.drafts:
+                if runner == 1 and model != ONE_GROUP:
+                    continue
+                ours = Job(model, OURS, runner, graphs, draft=draft, task=DRAFTS, cache=FP8)
+                pair = native_pair(Job(model, OURS, 2, graphs=True, cache=FP8))
+                reference = replace(ours, backend=FLASHMLA, path=PATHS[model])
+                yield Comparison(ours, (reference,), pair)
+
+    @classmethod
+    def damage_of(cls, mode: Job) -> tuple[str, ...]:
+        """Damage where everything goes through the kernel, outside graphs."""
+        if mode.task != ATTENTION or mode.runner == 1 or not mode.force_mqa:
+            return ()
+        always = ("zero", "shift", "scale")
+        return (*always, "shift_pool") if mode.model == "glm53flash" else (*always, "tail")
+
+
+class WideProof(Compared):
+    """More than 64 requests that decode at once."""
+
+    texts: ClassVar = {"wide_text": TEXTS["wide_text"]}
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for graphs, cache in ((True, "auto"), (True, FP8), (False, "auto")):
+                yield against_natives(Job(model, OURS, 2, graphs, task=WIDE, cache=cache))
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that the batches were not wide."""
+        if run.figures["batches"]["decodes"] <= ENOUGH_REQUESTS:
+            yield f"at most {run.figures['batches']['decodes']} requests decoded at once"
+
+
+class GroupsProof(Compared):
+    """Layers that share a top-k."""
+
+    models: ClassVar = ("glm52",)
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text")}
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for runner, graphs, cache in USUAL:
+                yield against_natives(Job(model, OURS, runner, graphs, force_mqa=not graphs, cache=cache))
+
+    @classmethod
+    def damage_of(cls, mode: Job) -> tuple[str, ...]:
+        """Damage where everything goes through the kernel, outside graphs."""
+        return ("zero", "shift") if mode.force_mqa else ()
+
+
+class ContextProof(Compared):
+    """Decode context parallelism; the references have tensor parallelism alone, the natives neither."""
+
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text", "far_text")}
+    ranks: ClassVar = 2
+    workers: ClassVar = 6
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for runner, graphs, cache in USUAL:
+                one = Job(model, OURS, 2, graphs=True, cache=cache)
+                two = Job(model, OURS, runner, graphs, not graphs, cache=cache, tensor=2, context=2)
+                if runner == 2 or model == ONE_GROUP:
+                    yield Comparison(two, (replace(one, tensor=2),), native_pair(one))
+            one = Job(model, OURS, 2, graphs=True)
+            plain = replace(one, draft=2, task=DRAFTS, tensor=2)
+            yield Comparison(replace(plain, context=2), (plain,), native_pair(one))
+
+    @classmethod
+    def damage_of(cls, mode: Job) -> tuple[str, ...]:
+        """Damage one rank, and what the ranks are merged by."""
+        return (LAST_RANK, "lse", "shift") if mode.force_mqa else ()
+
+
+class PipelineProof(Compared):
+    """Two stages of a pipeline; GLM-5.3-Flash does not support them."""
+
+    models: ClassVar = ("glm5",)
+    texts: ClassVar = {"long_text": TEXTS["long_text"]}
+    ranks: ClassVar = 2
+    workers: ClassVar = 6
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for runner, graphs, cache in USUAL:
+                plain = Job(model, OURS, 2, graphs=True, task=LONG, cache=cache)
+                staged = replace(plain, runner=runner, graphs=graphs, pipeline=2)
+                yield Comparison(staged, (plain,), native_pair(plain))
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that no two prefills were on their way at once."""
+        if run.figures["batches"]["prefills_in_flight"] <= 1:
+            yield "never two batches with a prefill at once"

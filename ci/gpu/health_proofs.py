@@ -1,0 +1,194 @@
+"""The proofs that ask an engine of TRITON_MLA_SPARSE other things than how close it is to a native one.
+
+`invariance`: with VLLM_BATCH_INVARIANT the same prompts give the same bits alone, together, among others,
+arriving late, and with their prefixes in the cache. The same engine without it must differ somewhere, or
+the proof would show nothing. GLM-5.3-Flash is left out: vLLM refuses its linear attention there.
+
+`sync`: generating with VLLM_GPU_SYNC_CHECK=error, and the same with a read of the device planted in our
+backend, which must be found. Where a native engine fails too, the table says so; ours must not fail.
+
+`allocations`: while a steady batch decodes, replays of graphs allocate nothing, the device's memory does not
+grow, and our `forward_mqa` and our steps allocate no more often than FLASHMLA_SPARSE's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from comparison import OURS
+from complete_proofs import FLASHMLA, FP8, USUAL, Compared
+from engine_jobs import ALLOCATIONS, INVARIANCE, SYNC, TEXTS, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from engine_runner import Run
+
+WAYS = ("together", "crowded", "staggered", "cached")
+PLANTED = "GPU<->CPU sync detected"
+
+
+class Examined(Compared):
+    """A proof in which each engine is judged, beside others of the same mode."""
+
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text")}
+
+    @classmethod
+    def others(cls, mode: Job) -> list[Job]:
+        """Return what is run beside our engine of a mode."""
+        return [replace(mode, backend=FLASHMLA)]
+
+    @classmethod
+    def make_jobs(cls, chosen: list[Job]) -> tuple[list[Job], list[Job]]:
+        """Return the first jobs, one for each kind of engine, and all others."""
+        every = list(dict.fromkeys(job for mode in chosen for job in (mode, *cls.others(mode))))
+        kinds = {(job.model, job.backend, job.cache): job for job in reversed(every)}
+        first = [job for job in every if job in kinds.values()]
+        return first, [job for job in every if job not in first]
+
+    @classmethod
+    def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:
+        """Return figures of one mode and, under "problems", what is wrong with them."""
+        raise NotImplementedError
+
+    @classmethod
+    def assess(cls, chosen: list[Job], runs: Mapping[Job, Run]) -> dict[str, Any]:
+        """Judge all runs."""
+        rows = [cls.row(mode, runs) for mode in chosen]
+        return {"modes": rows, "passed": bool(rows) and all(row["passed"] for row in rows)}
+
+    @classmethod
+    def row(cls, mode: Job, runs: Mapping[Job, Run]) -> dict[str, Any]:
+        """Judge one mode."""
+        jobs = [mode, *cls.others(mode)]
+        errors = {job.name: runs[job].error if job in runs else "not run" for job in jobs}
+        if any(errors.values()):
+            failed = {name: error for name, error in errors.items() if error}
+            return {"mode": mode.mode, "errors": failed, "passed": False}
+        found = cls.examine(runs[mode], [runs[job] for job in jobs[1:]])
+        return {"mode": mode.mode, **found, "passed": not found["problems"]}
+
+    @staticmethod
+    def table(report: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of the short table."""
+        for row in report["modes"]:
+            if "errors" in row:
+                yield f"{row['mode']:40} {row['errors']}"
+                continue
+            yield f"{row['mode']:40} {row['says']}"
+            for problem in row["problems"]:
+                yield f"    {problem}"
+        yield "passed" if report["passed"] else "FAILED"
+
+
+def differing(run: Run) -> Counter[str]:
+    """Return by way how many log-probabilities and tokens differ from those of the prompts asked alone."""
+    found: Counter[str] = Counter()
+    for way in WAYS:
+        for part in ("prefill", "decode", "tokens"):
+            if (way, part) == ("cached", "prefill"):
+                continue  # a prompt whose prefix is read from the cache has no log-probabilities
+            alone, array = run.arrays[f"alone_{part}"], run.arrays[f"{way}_{part}"]
+            if array.shape != alone.shape:
+                found[way] += len(alone)
+            else:
+                found[way] += int(np.count_nonzero(array != alone))
+    return found
+
+
+class InvarianceProof(Examined):
+    """Batch invariance."""
+
+    models: ClassVar = ("glm5", "glm52")
+
+    @classmethod
+    def modes(cls, models: Iterable[str]) -> Iterator[Job]:
+        """Yield all modes."""
+        for model in models:
+            for runner, graphs, cache in USUAL:
+                if model == "glm5" or (runner, graphs, cache) == USUAL[0]:
+                    yield Job(model, OURS, runner, graphs, task=INVARIANCE, cache=cache, invariant=True)
+
+    @classmethod
+    def others(cls, mode: Job) -> list[Job]:
+        """Return the same engine without batch invariance."""
+        return [replace(mode, invariant=False)]
+
+    @classmethod
+    def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:
+        """Compare bits."""
+        found, control = differing(ours), differing(others[0])
+        problems = [f"{way}: {count} values differ" for way, count in found.items() if count]
+        if not sum(control.values()):
+            problems.append("without batch invariance nothing differs either: the proof shows nothing")
+        positions = sum(len(ours.arrays[f"alone_{part}"]) for part in ("prefill", "decode"))
+        says = f"{positions} positions, {sum(found.values())} differ; without: {sum(control.values())}"
+        return {
+            "positions": positions, "differing": dict(found), "without_invariance": dict(control),
+            "says": says, "problems": problems,
+        }  # fmt: skip
+
+
+class SyncProof(Examined):
+    """Synchronisation with the host."""
+
+    @classmethod
+    def modes(cls, models: Iterable[str]) -> Iterator[Job]:
+        """Yield all modes."""
+        for model in models:
+            for runner, graphs, cache in USUAL:
+                yield Job(model, OURS, runner, graphs, task=SYNC, cache=cache)
+            yield Job(model, OURS, 2, graphs=True, task=SYNC, cache=FP8, draft=3)
+
+    @classmethod
+    def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:
+        """Look at what the engines died of."""
+        clean, planted = ours.figures["clean"], ours.figures["planted"]
+        native = others[0].figures["clean"]
+        problems = [f"{clean} (FLASHMLA_SPARSE: {native})"] if clean else []
+        if clean is None and PLANTED not in str(planted):
+            problems.append(f"the planted read was not found: {planted}")
+        says = f"ours {'fails' if clean else 'clean'}, FLASHMLA_SPARSE {'fails' if native else 'clean'}"
+        return {"clean": clean, "planted": planted, "native": native, "says": says, "problems": problems}
+
+
+class AllocationProof(Examined):
+    """Allocations on the device."""
+
+    @classmethod
+    def modes(cls, models: Iterable[str]) -> Iterator[Job]:
+        """Yield all modes."""
+        for model in models:
+            for graphs, cache in ((True, "auto"), (False, "auto"), (True, FP8), (False, FP8)):
+                yield Job(model, OURS, 2, graphs, task=ALLOCATIONS, cache=cache)
+
+    @classmethod
+    def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:
+        """Compare counts."""
+        left_out = ("job", "seconds")
+        counted = {
+            run.job.backend: {name: value for name, value in run.figures.items() if name not in left_out}
+            for run in (ours, others[0])
+        }
+        mine, native = counted.values()
+        problems = [
+            f"{name}: {mine[name]}"
+            for name in ("inside_replays", "device_allocations", "reserved_bytes")
+            if mine[name]
+        ]
+        problems += [
+            f"{name}: {mine[name]:.2f}, FLASHMLA_SPARSE {native[name]:.2f}"
+            for name in ("per_call", "per_step")
+            if mine[name] > native[name]
+        ]
+        if (mine["replays"] > 0) != ours.job.graphs:
+            problems.append(f"{mine['replays']} replays")
+        says = ", ".join(f"{name} {mine[name]:.1f} ({native[name]:.1f})" for name in ("per_call", "per_step"))
+        return {
+            "counts": counted,
+            "says": f"{says}; {mine['inside_replays']} in {mine['replays']} replays",
+            "problems": problems,
+        }  # fmt: skip

@@ -1,0 +1,51 @@
+"""What the scheduler of an engine in this process put into its batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BatchWatch:
+    """The fullest batches since the watch was made, and how many requests were preempted.
+
+    Attributes:
+        requests: Most requests of one batch.
+        decodes: Most requests of a batch without a prefill.
+        prefills_in_flight: Most batches with a prefill that were on their way at the same time.
+        preemptions: Requests that lost their place in the cache.
+
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.requests = 0
+        self.decodes = 0
+        self.prefills_in_flight = 0
+        self.preemptions = 0
+        self._core = engine.llm_engine.engine_core.engine_core
+        scheduler = self._core.scheduler
+        self._schedule, self._preempt = scheduler.schedule, scheduler._preempt_request
+        self._longest_decode = 1 + scheduler.num_spec_tokens
+        scheduler.schedule = self._watched_schedule
+        scheduler._preempt_request = self._watched_preempt
+
+    def _watched_schedule(self, *args: Any, **kwargs: Any) -> Any:
+        batch = self._schedule(*args, **kwargs)
+        count = len(batch.num_scheduled_tokens)
+        self.requests = max(self.requests, count)
+        if not self._has_prefill(batch):
+            self.decodes = max(self.decodes, count)
+        flying = [batch, *(entry[1] for entry in self._core.batch_queue or ())]
+        self.prefills_in_flight = max(self.prefills_in_flight, sum(map(self._has_prefill, flying)))
+        return batch
+
+    def _has_prefill(self, batch: Any) -> bool:
+        return any(tokens > self._longest_decode for tokens in batch.num_scheduled_tokens.values())
+
+    def _watched_preempt(self, *args: Any, **kwargs: Any) -> Any:
+        self.preemptions += 1
+        return self._preempt(*args, **kwargs)
+
+    def as_json(self) -> dict[str, int]:
+        """Return plain values."""
+        names = ("requests", "decodes", "prefills_in_flight", "preemptions")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,230 @@
+"""Soak an engine with mixed traffic, ask everything again, and look for NaN, hangs and other answers.
+
+    python soak.py run --segments 0 1 --seconds 300 --out DIR --work DIR --files INSTALLED.json
+    python soak.py merge --out soak.json DIR/soak-*.json
+
+A segment is a seed and a kind of engine (`ENGINES`, in turn); it can run in any session, and its report is
+one file. `traffic` draws its requests: 1 to 30,000 tokens, bursts, common beginnings, cancellations. The KV
+cache is so small that requests are preempted. For the first half of the time traffic comes; then no more
+arrives, and in the rest recorded requests are asked again in other company, last ones first.
+
+With VLLM_BATCH_INVARIANT the same request must get the same bits however batches are made up, so "the same
+answer" means just that. GLM-5.3-Flash is not served so; there the same answer is the same tokens up to a near
+tie and the same log-probabilities within `traffic.MEAN_BOUND`.
+
+Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
+it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
+refuses segments of different wheels. Exits 1 if a segment failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import small_models
+import traffic
+from engine_jobs import SOAK, Job
+from engine_runner import WEIGHTS_SEED, host
+
+HERE: Final = Path(__file__).resolve().parent
+OURS = "TRITON_MLA_SPARSE"
+START_SECONDS: Final = 200.0  # until an engine with empty caches has started
+HANG_SECONDS: Final = 60.0
+TRACE_SECONDS: Final = 5.0
+ENGINES: Final = (
+    Job("glm5", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla", invariant=True),
+    Job("glm53flash", OURS, 2, graphs=True, task=SOAK),
+    Job("glm5", OURS, 2, graphs=True, task=SOAK, invariant=True),
+    Job("glm53flash", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
+)
+"""Segment K runs the one at K modulo their number."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment.
+
+    Attributes:
+        number: Its seed.
+        seconds: Until traffic and replays end, with the engine's start.
+        folder: Of its files.
+
+    """
+
+    number: int
+    seconds: float
+    folder: Path
+
+    @property
+    def job(self) -> Job:
+        """Its engine."""
+        return ENGINES[self.number % len(ENGINES)]
+
+    @property
+    def base(self) -> Path:
+        """Path of its files, without the suffix."""
+        return self.folder / f"soak-{self.number}"
+
+
+class Watchdog:
+    """Ends a process that has not said for too long that it is alive.
+
+    Args:
+        beat: File that the process touches.
+        limit: Seconds without a touch.
+        start: Seconds until the first.
+
+    """
+
+    def __init__(self, beat: Path, limit: float = HANG_SECONDS, start: float = START_SECONDS) -> None:
+        self.beat = beat
+        self.limit = limit
+        self.start = start
+
+    def watch(self, process: subprocess.Popen[bytes]) -> str | None:
+        """Wait for the process; say that it hung, or failed, None if it did neither."""
+        began = time.time()
+        while True:
+            try:
+                code = process.wait(timeout=min(1.0, self.limit / 4))
+            except subprocess.TimeoutExpired:
+                if self.silence(began) > 0:
+                    return self.end(process)
+            else:
+                return None if code == 0 else f"exit status {code}"
+
+    def silence(self, began: float) -> float:
+        """Return by how many seconds the process has been silent for too long."""
+        if self.beat.exists():
+            return time.time() - self.beat.stat().st_mtime - self.limit
+        return time.time() - began - self.start
+
+    def end(self, process: subprocess.Popen[bytes]) -> str:
+        """Have the process print where it is (`faulthandler`), and end it."""
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(min(TRACE_SECONDS, self.limit))
+        process.kill()
+        process.wait()
+        return f"hung: no step for {self.limit:.0f} s"
+
+
+def run_segment(segment: Segment, files: dict[str, Any] | None) -> dict[str, Any]:
+    """Run the engine of a segment; return its report."""
+    base = segment.base
+    for suffix in (".beat", ".result.json"):
+        base.with_suffix(suffix).unlink(missing_ok=True)
+    base.with_suffix(".json").write_text(
+        json.dumps({"number": segment.number, "seconds": segment.seconds, "folder": str(segment.folder)})
+    )
+    command = [sys.executable, str(HERE / "soak_worker.py"), str(base.with_suffix(".json"))]
+    started = time.monotonic()
+    with base.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=segment.folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        error = Watchdog(base.with_suffix(".beat")).watch(process)
+    result = base.with_suffix(".result.json")
+    found: dict[str, Any] = json.loads(result.read_text()) if result.exists() and error is None else {}
+    return report_of(segment, found, error) | {
+        "elapsed": time.monotonic() - started,
+        "host": host(segment.folder, reuse=True),
+        "wheel_files": files,
+    }
+
+
+def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dict[str, Any]:
+    """Judge what the engine of a segment gave."""
+    report: dict[str, Any] = {**dict.fromkeys(traffic.SUMS, 0), **{name: [] for name in traffic.LISTS}}
+    report |= {"seconds": 0.0} | found
+    if error:
+        report["hangs"] = [error]
+    problems = [f"{name}: {report[name]}" for name in traffic.LISTS if report[name]]
+    problems += [f"no {name}" for name in traffic.SUMS if not report[name]]
+    return {
+        "schema": 1, "segment": segment.number, "engine": segment.job.name, "exact": segment.job.invariant,
+        **report, "problems": problems, "passed": not problems, "result": "FAILED" if problems else "passed",
+    }  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Run segments, each in a process of its own, at the same time."""
+    work: Path = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    files = json.loads(arguments.files.read_text()) if arguments.files else None
+    segments = [Segment(number, arguments.seconds, work) for number in arguments.segments]
+    for model in sorted({segment.job.model for segment in segments}):
+        small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
+    with ThreadPoolExecutor(len(segments)) as pool:
+        reports = list(pool.map(lambda segment: run_segment(segment, files), segments))
+    for report in reports:
+        (arguments.out / f"soak-{report['segment']}.json").write_text(json.dumps(report, indent=1))
+    print("\n".join(map(line, reports)))
+    return all(report["passed"] for report in reports)
+
+
+def line(report: dict[str, Any]) -> str:
+    """Return what the table says of a segment, or of all together."""
+    numbers = ", ".join(f"{report[name]} {name}" for name in traffic.SUMS)
+    name = f"segment {report['segment']}" if "segment" in report else f"{len(report['segments'])} segments"
+    result = "passed" if report["passed"] else f"FAILED {report.get('problems', '')}"
+    return f"{name}: {report['seconds']:.0f} s, {numbers}; {result}"
+
+
+def merge(arguments: argparse.Namespace) -> bool:
+    """Merge the reports of segments."""
+    report = traffic.merge([json.loads(path.read_text()) for path in arguments.reports])
+    arguments.out.write_text(json.dumps(report, indent=1))
+    print(line(report))
+    return bool(report["passed"])
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--segments", type=int, nargs="+", required=True, help="seeds; each is run once")
+    running.add_argument("--seconds", type=float, required=True, help="of each engine, with its start")
+    running.add_argument("--out", type=Path, required=True, help="folder for the reports")
+    running.add_argument("--work", type=Path, required=True, help="folder for models and logs")
+    running.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
+    merging = commands.add_parser("merge")
+    merging.add_argument("--out", type=Path, required=True, help="report to write")
+    merging.add_argument("reports", type=Path, nargs="+")
+    found = parser.parse_args(words)
+    if found.command == "run":
+        if len(set(found.segments)) != len(found.segments) or min(found.segments) < 0:
+            parser.error("segments are different numbers from 0 on")
+        if not found.seconds > 0:
+            parser.error("a segment takes more than 0 seconds")
+    return found
+
+
+def main() -> int:
+    """Run or merge segments."""
+    arguments = parse_arguments(sys.argv[1:])
+    try:
+        passed = run(arguments) if arguments.command == "run" else merge(arguments)
+    except traffic.MergeError as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 2
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""What the proofs must notice is noticed when it is planted in what engines gave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import comparison
+import numpy as np
+import pytest
+from complete_proofs import ContextProof, Fp8Proof, PipelineProof, WideProof
+from engine_jobs import FAR_DECODE_TOKENS, Job
+from engine_runner import Run
+from health_proofs import WAYS, AllocationProof, InvarianceProof, SyncProof
+
+POSITIONS = 4000
+NOISE = 1e-3
+ROWS = {"auto": ("auto", 1152), "fp8_ds_mla": ("fp8_ds_mla", 656), "fp8": ("fp8_ds_mla", 656)}
+
+
+def counts(job: Job) -> dict[str, Any]:
+    ran = {"eager": {"prefill": 9, "decode": 9}, "replayed": {}}
+    one: dict[str, Any] = {"kernels": ran, "graph_replays": 5 if job.graphs else 0}
+    return one | ({"other_ranks": [dict(one)]} if job.ranks > 1 else {})
+
+
+def figures(job: Job) -> dict[str, Any]:
+    dtype, row = ROWS[job.cache]
+    cache: dict[str, Any] = {"dtype": dtype, "row_bytes": row, "nccl": job.tensor > 1}
+    ours = job.backend == comparison.OURS
+    return {
+        "launches": {f"{phase}_batch": counts(job) for phase in ("prefill", "decode")},
+        "variants": ["v"] if ours else [],
+        "unannounced_variants": [],
+        "cache": cache | ({"other_ranks": [dict(cache)]} if job.ranks > 1 else {}),
+        "batches": {"decodes": 96, "prefills_in_flight": 2},
+        "steps": FAR_DECODE_TOKENS // 2,
+    }
+
+
+def run_of(job: Job, seed: int, noise: float = NOISE) -> Run:
+    source = np.random.default_rng(seed)
+    parts = ("prefill", "decode") if job.draft else (*comparison.LONG_PARTS, *comparison.SHORT_PARTS)
+    length = FAR_DECODE_TOKENS * 8 if job.draft else POSITIONS
+    arrays = {part: -1.0 + source.normal(0, noise, length) for part in parts}
+    if job.draft:
+        arrays["tokens"] = np.arange(length, dtype=np.float64)
+    return Run(job, figures(job), arrays)
+
+
+def runs_of(found: comparison.Comparison) -> dict[Job, Run]:
+    return {job: run_of(job, seed) for seed, job in enumerate(found.jobs)}
+
+
+PROOFS = (Fp8Proof, WideProof, ContextProof, PipelineProof)
+EVERY = [(proof, found) for proof in PROOFS for found in proof.comparisons(proof.models)]
+
+
+@pytest.mark.parametrize(("proof", "found"), EVERY, ids=[found.ours.mode for _, found in EVERY])
+def test_engines_that_agree_pass_and_ours_astray_fails(proof: Any, found: comparison.Comparison) -> None:
+    runs = runs_of(found)
+    for kind in proof.damage_of(found.ours):
+        runs[found.ours].arrays[kind] = np.full(POSITIONS, -3.0)
+    report = proof.assess([found.ours], runs)
+    assert report["passed"], report["modes"][0]["problems"]
+    assert list(proof.table(report))[-1] == "passed"
+    runs[found.ours].arrays["decode"] = run_of(found.ours, 99, 4 * NOISE).arrays["decode"]
+    report = proof.assess([found.ours], runs)
+    assert not report["passed"]
+    assert "decode" in report["modes"][0]["problems"][0]
+
+
+BASE = next(iter(Fp8Proof.comparisons(["glm5"])))
+
+
+@pytest.mark.parametrize("name", ["prefill", "short_prefill", "short_decode"])
+def test_each_part_has_a_bound(name: str) -> None:
+    runs = runs_of(BASE)
+    runs[BASE.ours].arrays[name] = runs[BASE.ours].arrays[name] + 3 * NOISE
+    problems = comparison.assess(BASE, runs)["problems"]
+    assert any(problem.startswith(f"{name}:") for problem in problems)
+
+
+def planted(**changes: Any) -> list[str]:
+    runs = runs_of(BASE)
+    runs[BASE.ours].figures |= changes
+    problems: list[str] = comparison.assess(BASE, runs)["problems"]
+    return problems
+
+
+def test_a_cache_of_another_type_is_found() -> None:
+    assert planted() == []
+    assert "1152 bytes" in planted(cache={"dtype": "fp8_ds_mla", "row_bytes": 1152})[0]
+    assert "bfloat16" in planted(cache={"dtype": "bfloat16", "row_bytes": 656})[0]
+
+
+def test_variants_that_nothing_announced_are_found() -> None:
+    assert "variants" in planted(unannounced_variants=["v"])[0]
+
+
+def test_a_phase_without_our_kernels_is_found() -> None:
+    none = counts(BASE.ours) | {"kernels": {"eager": {}, "replayed": {}}}
+    launches = figures(BASE.ours)["launches"]
+    assert planted(launches={**launches, "prefill_batch": none}) == ["rank 0: no launch in prefill"]
+
+
+def test_graphs_that_were_not_replayed_are_found() -> None:
+    launches = figures(BASE.ours)["launches"]
+    idle = launches["decode_batch"] | {"graph_replays": 0}
+    assert "0 replays" in planted(launches={**launches, "decode_batch": idle})[0]
+
+
+def test_a_native_engine_with_our_kernels_is_found() -> None:
+    runs = runs_of(BASE)
+    runs[BASE.pair[0]].figures["variants"] = ["v"]
+    assert "launched our kernels" in comparison.assess(BASE, runs)["problems"][0]
+
+
+def test_engines_that_failed_or_did_not_run_fail_the_mode() -> None:
+    runs = runs_of(BASE)
+    del runs[BASE.pair[1]]
+    runs[BASE.ours].error = "exit status 1"
+    row = comparison.assess(BASE, runs)
+    assert not row["passed"]
+    assert set(row["errors"].values()) == {"not run", "exit status 1"}
+    assert not Fp8Proof.assess([BASE.ours], {})["passed"]
+    assert not Fp8Proof.assess([], {})["passed"]
+
+
+def test_two_ranks_are_both_looked_at() -> None:
+    found = next(iter(ContextProof.comparisons(["glm5"])))
+    runs = runs_of(found)
+    assert runs[found.ours].job.ranks == 2
+    figures_of = runs[found.ours].figures
+    figures_of["cache"]["other_ranks"][0]["nccl"] = False
+    figures_of["launches"]["decode_batch"]["other_ranks"][0]["kernels"] = {"eager": {}, "replayed": {}}
+    assert comparison.assess(found, runs)["problems"] == [
+        "rank 1: no launch in decode",
+        "rank 1: vLLM does without NCCL",
+    ]
+
+
+def test_drafts_are_compared_up_to_the_first_other_token_and_must_be_accepted() -> None:
+    found = next(found for found in Fp8Proof.comparisons(["glm5"]) if found.ours.draft)
+    runs = runs_of(found)
+    ours = runs[found.ours]
+    ours.arrays["tokens"] = ours.arrays["tokens"].copy()
+    ours.arrays["tokens"][FAR_DECODE_TOKENS // 2] = -1  # of the first of eight requests
+    ours.arrays["decode"][FAR_DECODE_TOKENS // 2 : FAR_DECODE_TOKENS] = -50.0
+    row = comparison.assess(found, runs)
+    assert row["passed"], row["problems"]
+    assert row["differences"]["decode"]["share"] == pytest.approx(15 / 16)
+    ours.arrays["tokens"][::FAR_DECODE_TOKENS] = -1
+    ours.figures["steps"] = FAR_DECODE_TOKENS
+    problems = comparison.assess(found, runs)["problems"]
+    assert any("in common" in problem for problem in problems)
+    assert any("steps" in problem for problem in problems)
+
+
+def test_requests_that_did_not_decode_together_are_found() -> None:
+    wide = next(iter(WideProof.comparisons(["glm5"])))
+    runs = runs_of(wide)
+    runs[wide.ours].figures["batches"] = {"decodes": 64}
+    assert not WideProof.assess([wide.ours], runs)["passed"]
+    staged = next(iter(PipelineProof.comparisons(["glm5"])))
+    runs = runs_of(staged)
+    runs[staged.ours].figures["batches"] = {"prefills_in_flight": 1}
+    assert not PipelineProof.assess([staged.ours], runs)["passed"]
+
+
+def test_damage_must_be_seen() -> None:
+    run = run_of(BASE.ours, 0)
+    run.arrays |= {"zero": run.arrays["prefill"] + 1.0, "scale": run.arrays["prefill"] + 1e-2}
+    assert comparison.assess_damage(run, 1e-3, 10.0)["passed"]
+    assert not comparison.assess_damage(run, 2e-3, 10.0)["passed"]
+    assert not comparison.assess_damage(run, 0.0, 10.0)["passed"]
+    assert not comparison.assess_damage(run_of(BASE.ours, 0), 1e-3, 10.0)["passed"]
+
+
+def test_the_proofs_cover_what_they_name() -> None:
+    found = [mode for mode in Fp8Proof.modes(Fp8Proof.models) if mode.model == "glm5"]
+    assert {mode.draft for mode in found} == set(range(6))
+    assert {(mode.runner, mode.graphs) for mode in found if not mode.draft} == {
+        (2, True),
+        (2, False),
+        (1, True),
+        (1, False),
+    }
+    assert {(mode.runner, mode.graphs) for mode in found if mode.draft} == {
+        (2, True),
+        (2, False),
+        (1, True),
+        (1, False),
+    }
+    assert {mode.cache for mode in found} == {"fp8", "fp8_ds_mla"}
+    every = list(Fp8Proof.modes(Fp8Proof.models))
+    assert set(Fp8Proof.damages(every)) == {mode for mode in every if Fp8Proof.damage_of(mode)}
+    assert {mode.model for mode in Fp8Proof.damages(every)} == {"glm5", "glm53flash"}
+
+
+def invariance(**changes: Any) -> dict[str, Any]:
+    mode = next(iter(InvarianceProof.modes(["glm5"])))
+    parts = ("prefill", "decode", "tokens")
+    ways = [
+        f"{way}_{part}" for way in ("alone", "together", "crowded", "staggered", "cached") for part in parts
+    ]
+    same = {name: np.linspace(-2, -1, 50) for name in ways if name != "cached_prefill"}
+    control = {name: array + 1e-6 * (name == "crowded_decode") for name, array in same.items()}
+    runs = {mode: Run(mode, arrays=same | changes.get("ours", {}))}
+    other = replace(mode, invariant=False)
+    runs[other] = Run(other, arrays=changes.get("control", control))
+    return InvarianceProof.assess([mode], runs)
+
+
+def test_one_changed_bit_breaks_invariance() -> None:
+    assert invariance()["passed"]
+    changed = np.linspace(-2, -1, 50)
+    changed[7] = np.nextafter(changed[7], 0)
+    for way in ("together_prefill", "cached_decode", "staggered_decode"):
+        report = invariance(ours={way: changed})
+        assert report["modes"][0]["problems"] == [f"{way.split('_')[0]}: 1 values differ"]
+    assert not invariance(ours={"together_prefill": changed[:9]})["passed"]
+
+
+def test_invariance_that_is_there_anyhow_shows_nothing() -> None:
+    mode = invariance()["modes"][0]
+    assert mode["without_invariance"]["crowded"] == 50
+    parts = ("prefill", "decode", "tokens")
+    same = {f"{way}_{part}": np.zeros(5) for way in ("alone", *WAYS) for part in parts}
+    report = invariance(control=same)
+    assert "shows nothing" in report["modes"][0]["problems"][0]
+
+
+def sync(clean: str | None, planted_read: str | None, native: str | None = None) -> dict[str, Any]:
+    mode = next(iter(SyncProof.modes(["glm5"])))
+    runs = {mode: Run(mode, {"clean": clean, "planted": planted_read})}
+    runs |= {job: Run(job, {"clean": native, "planted": None}) for job in SyncProof.others(mode)}
+    return SyncProof.assess([mode], runs)
+
+
+def test_reads_of_the_device_are_found() -> None:
+    message = "RuntimeError: GPU<->CPU sync detected - avoid it"
+    assert sync(None, message)["passed"]
+    assert sync(None, message, native=message)["passed"]
+    assert not sync(message, None)["passed"]
+    assert not sync(None, None)["passed"]
+    assert not sync(None, "RuntimeError: another")["passed"]
+
+
+COUNTS = {
+    "replays": 30, "inside_replays": 0, "calls": 10, "per_call": 3.0, "per_step": 40.0,
+    "device_allocations": 0, "reserved_bytes": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"inside_replays": 1}, {"per_call": 4.1}, {"per_step": 42.0}, {"device_allocations": 1},
+        {"reserved_bytes": 512}, {"replays": 0},
+    ],
+)  # fmt: skip
+def test_more_allocations_are_found(worse: dict[str, Any]) -> None:
+    mode = next(iter(AllocationProof.modes(["glm5"])))
+    natives = {
+        job: Run(job, COUNTS | {"per_call": 4.0, "per_step": 41.0}) for job in AllocationProof.others(mode)
+    }
+    assert AllocationProof.assess([mode], {mode: Run(mode, dict(COUNTS)), **natives})["passed"]
+    assert not AllocationProof.assess([mode], {mode: Run(mode, COUNTS | worse), **natives})["passed"]

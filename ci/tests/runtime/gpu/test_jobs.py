@@ -1,0 +1,97 @@
+"""Every engine of the proofs has a name of its own, and arguments that vLLM takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import engine_proof
+import pytest
+import small_models
+import soak
+import torch
+from engine_jobs import LIMITS, TEXTS, Job, engine_arguments, environment
+from engine_tasks import TASKS
+
+GPU = Path(engine_proof.__file__).parent
+PROOFS = engine_proof.PROOFS
+
+
+def all_jobs(name: str) -> list[Job]:
+    proof = PROOFS[name]
+    first, others = proof.make_jobs(list(proof.modes(proof.models)))
+    assert not set(first) & set(others)
+    return [*first, *others]
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_jobs_have_names_of_their_own_and_a_task(name: str) -> None:
+    jobs = all_jobs(name)
+    assert len({job.name for job in jobs}) == len(jobs) > 0
+    modes = list(PROOFS[name].modes(PROOFS[name].models))
+    assert set(modes) <= set(jobs)
+    assert len({mode.mode for mode in modes}) == len(modes)
+    assert {job.task for job in jobs} <= LIMITS.keys() & TASKS.keys()
+    assert max(job.ranks for job in jobs) == PROOFS[name].ranks
+    assert set(PROOFS[name].texts) <= set(TEXTS)
+
+
+@pytest.mark.parametrize(("proof", "report"), [("attention", "engine"), ("indexer", "indexer")])
+def test_modes_are_called_as_in_the_reports(proof: str, report: str) -> None:
+    document: dict[str, Any] = json.loads((GPU / "results" / f"{report}.json").read_text())
+    parts = document["models"].values() if "models" in document else [document]
+    known = {row["mode"] for part in parts for row in part["modes"]}
+    assert known <= {mode.mode for mode in PROOFS[proof].modes(PROOFS[proof].models)}
+    assert document["jobs"].keys() <= {job.name for job in all_jobs(proof)}
+
+
+def test_every_text_fits_the_engines_that_read_it() -> None:
+    needs = {"attention": "text", "drafts": "far_text", "wide": "wide_text", "long": "long_text"}
+    for task, text in needs.items():
+        lengths, continued, _ = TEXTS[text]
+        assert max(lengths) + continued <= LIMITS[task].model_len
+        assert len(set(lengths)) == len(lengths)
+    assert len(TEXTS["wide_text"][0]) <= LIMITS["wide"].requests
+
+
+def test_engines_on_several_gpus_do_without_multicast() -> None:
+    for job in all_jobs("dcp"):
+        variables = environment(job)
+        assert (variables.get("NCCL_NVLS_ENABLE") == "0") == (job.ranks > 1)
+        arguments = engine_arguments(job, Path())
+        assert arguments.get("tensor_parallel_size", 1) == job.tensor
+        assert ("worker_extension_cls" in arguments) == (job.ranks > 1)
+
+
+def test_a_model_that_shares_its_topk_has_no_other_indexers() -> None:
+    model = small_models.MODELS["glm52"]
+    weights, _ = small_models.make_weights(small_models.MODELS["glm52"], 7)
+    having = {int(name.split(".")[2]) for name in weights if "indexer.wq_b" in name}
+    full = [n for n, kind in enumerate(model.layers) if kind == "mla"]
+    assert having == {*full, len(model.layers)}
+    settings = small_models.config(model)
+    freq, offset = settings["index_topk_freq"], settings["index_skip_topk_offset"]
+    assert full == [n for n in range(len(model.layers)) if max(n - offset + 1, 0) % freq == 0]
+    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+
+
+def test_vllm_takes_the_arguments_of_every_engine(tmp_path: Path) -> None:
+    driver = Path(__file__).with_name("engine_configs.py")
+    paths = [str(GPU.parent), str(GPU), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    done = subprocess.run(
+        [sys.executable, str(driver), str(tmp_path)], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["refused"] == {}
+    assert report["engines"] >= len(soak.ENGINES)

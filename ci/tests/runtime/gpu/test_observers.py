@@ -1,0 +1,197 @@
+"""What watches and damages attention in an engine, on the CPU with a backend that is none."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import launches
+import pytest
+import rank_observer
+import torch
+from health_tasks import failure
+from scheduling import BatchWatch
+from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say that nothing is captured; without CUDA PyTorch cannot be asked."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+class Impl:
+    """The parts of a backend that are observed."""
+
+    kv_cache_dtype = "fp8_ds_mla"
+
+    def _forward_mqa_kernel(self, _: Any, kv_cache: torch.Tensor, *_rows: Any, **_how: Any) -> Any:
+        scales = kv_cache[..., 512:528].clone().view(torch.float32)
+        return scales.clone(), kv_cache[..., 528:].float().sum(-1)
+
+    def forward_mha(self, q: torch.Tensor) -> torch.Tensor:
+        """Return the queries."""
+        return q
+
+
+def observed() -> tuple[launches.Observer, Any]:
+    class Fresh(Impl):
+        """Wrapped once."""
+
+        _forward_mqa_kernel = Impl._forward_mqa_kernel
+        forward_mha = Impl.forward_mha
+
+    observer = launches.Observer()
+    observer._watch_impl(Fresh)
+    observer._watch_dense(Fresh)
+    return observer, Fresh()
+
+
+def rows(blocks: int = 3) -> torch.Tensor:
+    """Return a cache whose blocks lie apart, as other layers' pages lie between."""
+    whole = torch.randint(0, 100, (blocks, 2, 64, 656), dtype=torch.uint8)
+    cache = whole[:, 0]
+    cache[..., 512:528] = torch.full((blocks, 64, 4), 0.5).view(torch.uint8)
+    return cache
+
+
+def call(impl: Any, cache: torch.Tensor) -> Any:
+    topk = torch.zeros(5, 128, dtype=torch.int32)
+    return impl._forward_mqa_kernel(None, cache, topk, topk[:, 0], layer=None, block_size=64, is_decode=True)
+
+
+def test_calls_are_counted_and_the_cache_is_described() -> None:
+    observer, impl = observed()
+    out, _ = call(impl, rows())
+    assert bool((out == 0.5).all())
+    assert observer.snapshot()["calls"]["rows"] == {"decode": 5}
+    assert observer.cache == {"dtype": "fp8_ds_mla", "row_bytes": 656}
+    impl.forward_mha(torch.zeros(7, 1))
+    assert observer.snapshot()["dense"]["rows"] == {"prefill": 7}
+    observer.start()
+    assert observer.snapshot()["calls"]["rows"] == {}
+
+
+def test_a_damaged_cache_is_whole_again_afterwards() -> None:
+    observer, impl = observed()
+    cache = rows()
+    before = cache.clone()
+    observer.damage = "scale"
+    out, _ = call(impl, cache)
+    assert out[..., 0].eq(1.0).all()
+    assert out[..., 1:].eq(0.5).all()
+    observer.damage = "tail"
+    _, tail = call(impl, cache)
+    assert tail.eq(0).all()
+    assert torch.equal(cache, before)
+
+
+def test_rows_of_another_cache_are_not_damaged() -> None:
+    with (
+        pytest.raises(ValueError, match="fp8_ds_mla rows"),
+        launches.spoiled_cache(torch.zeros(2, 4, 576), "scale"),
+    ):
+        pass
+
+
+def test_outputs_are_damaged_as_named() -> None:
+    observer = launches.Observer()
+    out, lse = torch.tensor([[1.0, torch.nan]]), torch.tensor([1.0])
+    observer.damage = "zero"
+    assert observer._damaged(out, lse)[0].eq(0).all()
+    observer.damage = "lse"
+    damaged = observer._damaged(out, lse)[1]
+    assert damaged is not None
+    assert damaged.item() == pytest.approx(1.4426950)
+    observer.damage = "shift"
+    assert observer._damaged(out, None)[0].isfinite().all()
+
+
+def test_variants_are_told_from_announced_ones() -> None:
+    observer = launches.Observer()
+    observer.variants, observer.announced = {"a", "b"}, {"b", "c"}
+    assert observer.variant_names() == (["a", "b"], ["a"])
+
+
+def test_every_rank_is_asked() -> None:
+    ranks = rank_observer.EveryRank()
+    asked: list[tuple[str, Any]] = []
+
+    def collective_rpc(method: str, args: Any) -> list[Any]:
+        asked.append((method, args))
+        variants = [(["a"], []), (["a", "b"], ["b"])]
+        return variants if method.endswith("variants") else [{"rank": 0}, {"rank": 1}]
+
+    ranks.attach(SimpleNamespace(collective_rpc=collective_rpc))
+    assert ranks.snapshot() == {"rank": 0, "other_ranks": [{"rank": 1}]}
+    assert ranks.variant_names() == (["a", "b"], ["b"])
+    ranks.damage = "rank_zero"
+    assert asked[-1] == ("observer_damage", ("rank_zero",))
+    methods = {name for name in vars(rank_observer.RankObserver) if name.startswith("observer_")}
+    assert {method for method, _ in asked} <= methods
+
+
+def test_nothing_is_observed_outside_a_rank() -> None:
+    assert rank_observer.OBSERVER is None
+    with pytest.raises(RuntimeError):
+        rank_observer.RankObserver().observer_start()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_last_rank_is_zeroed(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = launches.Observer()
+    monkeypatch.setattr(rank_observer, "OBSERVER", observer)
+    worker = rank_observer.RankObserver()
+    worker.rank, worker.parallel_config = rank, SimpleNamespace(world_size=2)
+    worker.observer_damage("rank_zero")
+    assert observer.damage == ("zero" if rank else "none")
+    worker.observer_damage("lse")
+    damage: str = rank_observer.this_rank().damage
+    assert damage == "lse"
+
+
+@pytest.mark.parametrize("version", ["2.28.9", "2.29.7"])
+def test_an_older_nccl_loses_what_sleep_mode_needs(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [function.name for function in NCCLLibrary.exported_functions]
+    missing = rank_observer.SLEEP_FUNCTIONS if version == "2.28.9" else ()
+    library = SimpleNamespace(**{name: None for name in every if name not in missing})
+    monkeypatch.setattr(NCCLLibrary, "exported_functions", NCCLLibrary.exported_functions)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    monkeypatch.setenv("VLLM_NCCL_SO_PATH", "libnccl.so.2")
+    rank_observer.allow_older_nccl()
+    left = [function.name for function in NCCLLibrary.exported_functions]
+    assert left == [name for name in every if name not in missing]
+    assert set(rank_observer.SLEEP_FUNCTIONS) < set(every)
+
+
+def batch(**tokens: int) -> Any:
+    return SimpleNamespace(num_scheduled_tokens=tokens)
+
+
+def test_batches_are_watched() -> None:
+    coming = [batch(a=1, b=1, c=1), batch(a=1, d=500), batch(e=700), batch(a=4)]
+    scheduler = SimpleNamespace(
+        schedule=lambda: coming.pop(0), _preempt_request=lambda request: request, num_spec_tokens=0
+    )
+    core = SimpleNamespace(scheduler=scheduler, batch_queue=deque())
+    watched = BatchWatch(
+        SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=core)))
+    )
+    scheduler.schedule()
+    assert watched.as_json() == {"requests": 3, "decodes": 3, "prefills_in_flight": 0, "preemptions": 0}
+    core.batch_queue.appendleft((None, scheduler.schedule(), None))
+    scheduler.schedule()
+    assert scheduler._preempt_request("x") == "x"
+    assert watched.as_json() == {"requests": 3, "decodes": 3, "prefills_in_flight": 2, "preemptions": 1}
+
+
+def test_only_the_engines_own_errors_are_noted() -> None:
+    def fail(error: Exception) -> Any:
+        raise error
+
+    assert failure(lambda: 1) is None
+    assert failure(lambda: fail(RuntimeError("sync"))) == "RuntimeError: sync"
+    with pytest.raises(ZeroDivisionError):
+        failure(lambda: fail(ZeroDivisionError()))

@@ -1,0 +1,47 @@
+"""The table of the reports takes up those of the complete backend once they are there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import results_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+FILES = {
+    "wheel": {"sha256": "a" * 64, "name": "vllm-0.33.0+bw.0-x"},
+    "commit": "c" * 40,
+    "stack_id": "b" * 64,
+}
+PART = {"native": 1e-3, "ours": {"x": 9e-4, "y": 1.1e-3}}
+
+
+def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in results_table.RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    before = results_table.render()
+    common: dict[str, Any] = {"wheel_files": FILES, "result": "passed"}
+    mode = {"mode": "glm5-v2-graphs-auto-fp8_ds_mla", "differences": {"prefill": PART, "decode": PART}}
+    (tmp_path / "fp8.json").write_text(json.dumps(common | {"modes": [mode]}))
+    (tmp_path / "sync.json").write_text(json.dumps(common | {"modes": [{"mode": "m", "says": "ours clean"}]}))
+    names = ("requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
+    soak: dict[str, Any] = {
+        "segments": [0, 1],
+        "seconds": 912.4,
+        "engines": ["e"],
+        "not_finite": [],
+        "differing": [],
+        "hangs": [],
+    }
+    (tmp_path / "soak.json").write_text(json.dumps(common | soak | dict.fromkeys(names, 1234)))
+    added = [line for line in results_table.render().splitlines() if line not in before.splitlines()]
+    assert "| fp8 | glm5-v2-graphs-auto-fp8_ds_mla | 1.00e-03 | 1.10 | 1.00e-03 | 1.10 |" in added
+    assert "| sync | m | ours clean |" in added
+    assert any(line.startswith("Soak: 912 s of 2 segments, 1,234 requests") for line in added)
+    assert any(line.startswith("| soak.json | passed |") for line in added)

@@ -1,0 +1,86 @@
+"""A call for a GPU host is refused when it cannot end in time, and shares its time among what it runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import engine_proof
+import pytest
+import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = ["--files", "f", "--site", "s", "--out", "o"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds"),
+    [
+        (["fp8"], 399), (["fp8", "wide"], 539), (["soak"], 280), (["dcp", "pipeline"], 459),
+        (["kernel-bench", "fp8"], 440),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(
+    steps: list[str], seconds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "--steps", *steps, "--seconds"]
+    with pytest.raises(SystemExit):
+        run.parse_arguments([*words, str(seconds)])
+    assert "need some" in capsys.readouterr().err
+    assert run.parse_arguments([*words, "560"]).steps == steps
+
+
+def test_chosen_modes_may_take_less() -> None:
+    found = run.parse_arguments(
+        [*WORDS, "--steps", "fp8", "--seconds", "100", "--modes", "glm5-v2-graphs-mtp1-fp8_ds_mla"]
+    )
+    assert found.modes == ["glm5-v2-graphs-mtp1-fp8_ds_mla"]
+
+
+def test_every_proof_is_a_step_with_its_cards() -> None:
+    assert {proof.name for proof in run.PROOFS.values()} == set(engine_proof.PROOFS)
+    for proof in run.PROOFS.values():
+        assert engine_proof.PROOFS[proof.name].ranks == proof.cards
+    assert not {"indexer", "soak", "fp8", "dcp"} & set(run.DEFAULT_STEPS)
+
+
+class Started(run.Session):
+    """Notes what would be started."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        super().__init__(
+            run.parse_arguments([*WORDS, "--work", str(folder), "--seconds", "560", "--steps", *words])
+        )
+        self.started: list[tuple[str, dict[str, str]]] = []
+
+    def start(self, step: str, *options: str) -> Any:
+        """Start nothing."""
+        self.started.append((step, dict(pairwise(options))))
+        return SimpleNamespace(wait=lambda _: 0)
+
+    def finish(self, step: str, process: Any) -> None:
+        """Pass."""
+        del process
+        self.results[step] = "passed"
+
+
+def test_proofs_run_one_after_the_other_within_the_time(tmp_path: Path) -> None:
+    session = Started(tmp_path, "invariance", "sync", "soak")
+    session.run(["invariance", "sync", "soak"])
+    assert [step for step, _ in session.started] == ["soak", "invariance", "sync"]
+    assert set(session.results) == {"invariance", "sync", "soak"}
+    soak, first, last = (float(options["--seconds"]) for _, options in session.started)
+    assert 500 < soak <= 560 - run.SOAK_END
+    assert first == pytest.approx((560 - 10) * 130 / 280, abs=5)
+    assert 540 < last <= 550  # nothing was used of the first one's share
+
+
+def test_the_default_is_what_it_was(tmp_path: Path) -> None:
+    session = Started(tmp_path, *run.DEFAULT_STEPS)
+    session.run(run.DEFAULT_STEPS)
+    assert [step for step, _ in session.started] == [
+        "engine", "kernel-check", "logits-check", "sanitizer", "kernel-bench", "logits-bench",
+    ]  # fmt: skip
