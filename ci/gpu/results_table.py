@@ -100,8 +100,8 @@ def compared() -> list[str]:
     if there(COMPARED):
         lines += [
             "",
-            "Mean absolute differences of log-probabilities between two native engines, and our largest ratio",
-            "to them; the bound is 1.5.",
+            "Mean absolute differences of log-probabilities between two native engines, and our largest",
+            "ratio to them; the bound is 1.5.",
             "",
             "| proof | mode | prefill: natives | ratio | decode: natives | ratio |",
             "|---|---|--:|--:|--:|--:|",
