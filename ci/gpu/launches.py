@@ -5,7 +5,7 @@
 * `_forward_mqa_kernel` of the backend's class, which tells the phase of what is launched in it and
   where `Damage` is applied;
 * `forward_mha` of the backend's class, the dense prefill that launches no sparse kernel;
-* the launchers of our two kernels, which tell the compiled variant of every launch;
+* the launchers of our kernels, which tell the compiled variant of every launch;
 * capture and replay of CUDA graphs, so that a launch inside a graph is counted once for every
   replay of that graph.
 
@@ -135,10 +135,7 @@ class Observer:
         self._watch_impl(impl_class)
         self._watch_dense(impl_class)
         if impl_class.__name__.startswith("TritonMLASparse"):
-            kernels = import_module(KERNELS)
-            for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
-                self._watch_kernel(wrapper)
-                self._watch_announcements(wrapper)
+            self._watch_kernels(import_module(KERNELS))
 
     def attach(self, engine: Any) -> None:
         """Do nothing: the engine runs in this process."""
@@ -190,6 +187,12 @@ class Observer:
 
         graph_class.capture_begin = capture_begin
         graph_class.replay = counted_replay
+
+    def _watch_kernels(self, module: Any) -> None:
+        for wrapper in vars(module).values():
+            if hasattr(wrapper, "get_warmup_keys") and not isinstance(wrapper, type):
+                self._watch_kernel(wrapper)
+                self._watch_announcements(wrapper)
 
     def _watch_kernel(self, wrapper: Any) -> None:
         launch: Callable[..., Any] = wrapper.launch
@@ -277,10 +280,7 @@ class IndexerObserver(Observer):
         self._watch_function(deep_gemm, "_deep_gemm_paged_mqa_logits", "decode", self.calls)
         self._watch_function(triton_ops, "triton_mqa_logits", "prefill", None)
         self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", None)
-        for wrapper in vars(triton_ops).values():
-            if hasattr(wrapper, "get_warmup_keys") and not isinstance(wrapper, type):
-                self._watch_kernel(wrapper)
-                self._watch_announcements(wrapper)
+        self._watch_kernels(triton_ops)
 
     def _watch_function(self, module: Any, name: str, phase: Phase, counts: Launches | None) -> None:
         observer, original = self, getattr(module, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,34 @@ def test_variants_are_told_from_announced_ones() -> None:
     observer = launches.Observer()
     observer.variants, observer.announced = {"a", "b"}, {"b", "c"}
     assert observer.variant_names() == (["a", "b"], ["a"])
+
+
+class Kernel:
+    """Launches nothing."""
+
+    _warming = False
+
+    def get_warmup_keys(self, *, width: int) -> list[str]:
+        """Announce one variant."""
+        return [f"width {width}"]
+
+    def launch(self, spec: Any, inputs: Any) -> Any:
+        """Return what would be launched."""
+        return spec, inputs
+
+
+def test_every_kernel_of_a_module_is_watched() -> None:
+    module = SimpleNamespace(first=Kernel(), second=Kernel(), kind=Kernel, other=7)
+    observer = launches.Observer()
+    observer._watch_kernels(module)
+    assert str(inspect.signature(module.second.get_warmup_keys)) == "(*, width: 'int') -> 'list[str]'"
+    module.second.get_warmup_keys(width=3)
+    for number, kernel in enumerate((module.first, module.second)):
+        assert kernel.launch("s", {"compile_key": f"width {3 + number}"})[0] == "s"
+    module.first._warming = True
+    module.first.launch("s", {"compile_key": "warm-up"})
+    assert observer.variant_names() == (["width 3", "width 4"], ["width 4"])
+    assert observer.snapshot()["kernels"]["eager"] == {"prefill": 2}
 
 
 def test_every_rank_is_asked() -> None:
