@@ -87,6 +87,7 @@ class Session:
         self.installed = self.work / "installed.json"
         self.modes: list[str] = arguments.modes
         self.segments: list[int] = arguments.segments
+        self.invariant: bool = arguments.invariant
         self.names = {step: step for step in STEPS}
         if arguments.engine_name:
             self.names |= dict.fromkeys(PROOFS.keys() & set(arguments.steps), arguments.engine_name)
@@ -190,6 +191,7 @@ class Session:
         """Start the soak with as much time as there is."""
         seconds = max(1.0, self.left() - reserved - SOAK_END)
         options = ["--segments", *map(str, self.segments), "--seconds", f"{seconds:.0f}"]
+        options += ["--invariant"] if self.invariant else []
         return self.start(SOAK, *options, "--work", str(self.work / SOAK), "--files", str(self.installed))
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
@@ -198,17 +200,20 @@ class Session:
         return self.start(SANITIZER, "--work", str(self.work / "sanitizer"), "--seconds", f"{seconds:.0f}")
 
     def keep_logs(self) -> None:
-        """Keep all logs, and the engines' figures, from which `engine_proof.py --reuse` can judge again."""
-        with tarfile.open(self.out / "logs.tar.gz", "w:gz") as archive:
-            for pattern in (
-                "*.txt",
-                "sanitizer/*.log",
-                *(
-                    f"{step}/{kind}"
-                    for step in (*PROOFS, SOAK)
-                    for kind in ("*.log", "*.npz", "host.json", "*.result.json")
-                ),
-            ):
+        """Keep all logs, and the engines' figures, from which `engine_proof.py --reuse` can judge again.
+
+        The log-probabilities are an archive of their own: should they be too much to be carried back, what
+        the engines said still is.
+        """
+        steps = (*PROOFS, SOAK)
+        logs = [f"{step}/{kind}" for step in steps for kind in ("*.log", "host.json", "*.result.json")]
+        self.archive("logs", ["*.txt", "sanitizer/*.log", *logs])
+        self.archive("arrays", [f"{step}/*.npz" for step in steps])
+
+    def archive(self, name: str, patterns: list[str]) -> None:
+        """Keep files of the work folder."""
+        with tarfile.open(self.out / f"{name}.tar.gz", "w:gz") as archive:
+            for pattern in patterns:
                 for path in sorted(self.work.glob(pattern)):
                     archive.add(path, path.relative_to(self.work))
 
@@ -252,6 +257,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--engine-name", help="name of the engines' report, without suffix")
     parser.add_argument("--segments", type=int, nargs="+", default=[0, 1], help="of the soak, see soak.py")
+    parser.add_argument(
+        "--invariant", action="store_true", help="soak with VLLM_BATCH_INVARIANT, see soak.py"
+    )
     arguments = parser.parse_args(words)
     arguments.steps = list(dict.fromkeys(arguments.steps))
     found = shortage(arguments.steps, arguments.seconds, whole=not arguments.modes)

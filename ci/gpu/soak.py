@@ -8,9 +8,10 @@ one file. `traffic` draws its requests: 1 to 30,000 tokens, bursts, common begin
 cache is so small that requests are preempted. For the first half of the time traffic comes; then no more
 arrives, and in the rest recorded requests are asked again in other company, last ones first.
 
-With VLLM_BATCH_INVARIANT the same request must get the same bits however batches are made up, so "the same
-answer" means just that. GLM-5.3-Flash is not served so; there the same answer is the same tokens up to a near
-tie and the same log-probabilities within `traffic.MEAN_BOUND`.
+With `--invariant` GLM-5 runs with VLLM_BATCH_INVARIANT: the same request must get the same bits however
+batches are made up, so "the same answer" means just that. Without it, and for GLM-5.3-Flash, which vLLM does
+not serve so, the same answer is the same tokens up to a near tie and the same log-probabilities within
+`traffic.MEAN_BOUND`.
 
 Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
 it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,12 +43,13 @@ START_SECONDS: Final = 200.0  # until an engine with empty caches has started
 HANG_SECONDS: Final = 60.0
 TRACE_SECONDS: Final = 5.0
 ENGINES: Final = (
-    Job("glm5", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla", invariant=True),
+    Job("glm5", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
     Job("glm53flash", OURS, 2, graphs=True, task=SOAK),
-    Job("glm5", OURS, 2, graphs=True, task=SOAK, invariant=True),
+    Job("glm5", OURS, 2, graphs=True, task=SOAK),
     Job("glm53flash", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
 )
 """Segment K runs the one at K modulo their number."""
+SERVED_INVARIANT: Final = ("glm5",)  # vLLM refuses the linear attention of the other model
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,20 @@ class Segment:
         number: Its seed.
         seconds: Until traffic and replays end, with the engine's start.
         folder: Of its files.
+        invariant: Whether the engine has VLLM_BATCH_INVARIANT if its model is served so.
 
     """
 
     number: int
     seconds: float
     folder: Path
+    invariant: bool = False
 
     @property
     def job(self) -> Job:
         """Its engine."""
-        return ENGINES[self.number % len(ENGINES)]
+        job = ENGINES[self.number % len(ENGINES)]
+        return replace(job, invariant=self.invariant and job.model in SERVED_INVARIANT)
 
     @property
     def base(self) -> Path:
@@ -123,9 +128,7 @@ def run_segment(segment: Segment, files: dict[str, Any] | None) -> dict[str, Any
     base = segment.base
     for suffix in (".beat", ".result.json"):
         base.with_suffix(suffix).unlink(missing_ok=True)
-    base.with_suffix(".json").write_text(
-        json.dumps({"number": segment.number, "seconds": segment.seconds, "folder": str(segment.folder)})
-    )
+    base.with_suffix(".json").write_text(json.dumps(asdict(segment) | {"folder": str(segment.folder)}))
     command = [sys.executable, str(HERE / "soak_worker.py"), str(base.with_suffix(".json"))]
     started = time.monotonic()
     with base.with_suffix(".log").open("wb") as log:
@@ -166,7 +169,9 @@ def run(arguments: argparse.Namespace) -> bool:
     work.mkdir(parents=True, exist_ok=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = json.loads(arguments.files.read_text()) if arguments.files else None
-    segments = [Segment(number, arguments.seconds, work) for number in arguments.segments]
+    segments = [
+        Segment(number, arguments.seconds, work, arguments.invariant) for number in arguments.segments
+    ]
     for model in sorted({segment.job.model for segment in segments}):
         small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
     with ThreadPoolExecutor(len(segments)) as pool:
@@ -203,6 +208,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     running.add_argument("--out", type=Path, required=True, help="folder for the reports")
     running.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     running.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
+    running.add_argument(
+        "--invariant", action="store_true", help="with VLLM_BATCH_INVARIANT where it is served"
+    )
     merging = commands.add_parser("merge")
     merging.add_argument("--out", type=Path, required=True, help="report to write")
     merging.add_argument("reports", type=Path, nargs="+")

@@ -173,7 +173,7 @@ def main() -> None:
     end = time.monotonic()
     path = Path(sys.argv[1]).resolve()
     given = json.loads(path.read_text())
-    segment = Segment(given["number"], given["seconds"], Path(given["folder"]))
+    segment = Segment(folder=Path(given.pop("folder")), **given)
     faulthandler.register(signal.SIGUSR1)  # the watchdog asks where a stuck engine is
     os.environ.update(environment(segment.job))
     forbid_autotuning()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -84,3 +85,29 @@ def test_the_default_is_what_it_was(tmp_path: Path) -> None:
     assert [step for step, _ in session.started] == [
         "engine", "kernel-check", "logits-check", "sanitizer", "kernel-bench", "logits-bench",
     ]  # fmt: skip
+
+
+def test_logs_and_log_probabilities_are_kept_apart(tmp_path: Path) -> None:
+    session = Started(tmp_path, "fp8", "soak")
+    session.out = tmp_path / "out"
+    for name in (
+        "out/x",
+        "fp8/a.log",
+        "fp8/a.npz",
+        "fp8/a.result.json",
+        "fp8/host.json",
+        "soak/soak-0.log",
+        "fp8.txt",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    session.keep_logs()
+    held = {}
+    for archive in session.out.glob("*.tar.gz"):
+        with tarfile.open(archive) as opened:
+            held[archive.name] = set(opened.getnames())
+    assert held == {
+        "logs.tar.gz": {"fp8.txt", "fp8/a.log", "fp8/a.result.json", "fp8/host.json", "soak/soak-0.log"},
+        "arrays.tar.gz": {"fp8/a.npz"},
+    }

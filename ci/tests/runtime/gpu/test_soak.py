@@ -79,6 +79,9 @@ def test_wrong_arguments_are_refused(words: list[str]) -> None:
 def test_segments_take_all_engines_in_turn() -> None:
     jobs = [Segment(number, 1.0, Path()).job for number in range(8)]
     assert jobs == [*soak.ENGINES, *soak.ENGINES]
+    exact = [Segment(number, 1.0, Path(), invariant=True).job for number in range(4)]
+    assert [job.invariant for job in exact] == [job.model == "glm5" for job in exact]
+    assert {job.invariant for job in exact} == {True, False}
 
 
 def found(**what: Any) -> dict[str, Any]:
@@ -214,6 +217,16 @@ def test_another_answer_to_one_request_is_found(tmp_path: Path, monkeypatch: pyt
     report, _ = soaked(tmp_path, monkeypatch, wrong=2)
     assert len(report["differing"]) == 1
     assert report["differing"][0].startswith("request 2: token 0")
+
+
+def test_the_worker_is_told_what_the_segment_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Segment(5, 7.5, tmp_path, invariant=True)
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    monkeypatch.setattr(soak, "host", lambda *_, **__: {"torch": "2"})
+    report = soak.run_segment(given, {"stack_id": "x"})
+    assert (report["passed"], report["segment"], report["wheel_files"]) == (False, 5, {"stack_id": "x"})
+    told = json.loads(given.base.with_suffix(".json").read_text())
+    assert Segment(folder=Path(told.pop("folder")), **told) == given
 
 
 def test_prompts_that_begin_alike_do() -> None:
