@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def without_absorbed(git: Git, merged: Merge) -> tuple[Merge, tuple[str, ...]]:
     wanted: dict[str, Side | None] = {}
     notes = []
     for at in merged.conflicts:
-        side, count = _merge_rest(git, at)
+        side, count = merge_rest(git, at)
         if side is not None:
             wanted[at.path] = side
             notes.append(f"{at.path}: upstream seems to have {count} of the hunks, within a larger change")
@@ -48,12 +49,12 @@ def without_absorbed(git: Git, merged: Merge) -> tuple[Merge, tuple[str, ...]]:
     return replace(merged, tree=with_sides(git, merged.tree, wanted), conflicts=left), tuple(notes)
 
 
-def _merge_rest(git: Git, at: Stages) -> tuple[Side | None, int]:
+def merge_rest(git: Git, at: Stages) -> tuple[Side | None, int]:
     """Return the file merged without its absorbed hunks, and their number; None if it does not merge."""
     if not (at.base and at.ours and at.theirs and at.ours.mode == at.theirs.mode):
         return None, 0
-    base = git.run("cat-file", "blob", at.base.blob).stdout.split(b"\n")
-    mine, upstream = edits(git, at.base, at.theirs), edits(git, at.base, at.ours)
+    base = git.data(at.base.blob).split(b"\n")
+    mine, upstream = (edits(git, at.base.blob, side.blob) for side in (at.theirs, at.ours))
     absorbed = [edit for edit in mine if any(_holds(larger, edit) for larger in upstream)]
     if not absorbed:
         return None, 0
@@ -70,7 +71,7 @@ def _merge_files(git: Git, at: Stages, theirs: bytes) -> str | None:
     with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
         paths = [Path(folder) / name for name in ("ours", "base", "theirs")]
         for path, side in zip(paths, (at.ours, at.base), strict=False):
-            path.write_bytes(git.run("cat-file", "blob", side.blob).stdout if side else b"")
+            path.write_bytes(git.data(side.blob) if side else b"")
         paths[2].write_bytes(theirs)
         done = git.run("merge-file", "-p", *paths, check=False)
     if done.returncode:
@@ -78,9 +79,10 @@ def _merge_files(git: Git, at: Stages, theirs: bytes) -> str | None:
     return git.run("hash-object", "-w", "--no-filters", "--stdin", stdin=done.stdout).text
 
 
-def edits(git: Git, before: Side, after: Side) -> list[Edit]:
+@lru_cache(maxsize=256)
+def edits(git: Git, before: str, after: str) -> tuple[Edit, ...]:
     """Return the changes from one blob to another; none for files that are not text."""
-    words = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--unified=0", before.blob, after.blob)
+    words = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--unified=0", before, after)
     found: list[Edit] = []
     for line in git.run(*words).stdout.split(b"\n"):
         match = _HUNK.match(line)
@@ -93,7 +95,7 @@ def edits(git: Git, before: Side, after: Side) -> list[Edit]:
             found[-1] = replace(found[-1], removed=(*found[-1].removed, line[1:]))
         elif found and line[:1] == b"+":
             found[-1] = replace(found[-1], added=(*found[-1].added, line[1:]))
-    return found
+    return tuple(found)
 
 
 def _holds(larger: Edit, edit: Edit) -> bool:

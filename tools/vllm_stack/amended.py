@@ -21,13 +21,12 @@ def still_relies(place: PatchPlace, finding: ContractFinding) -> bool:
         return True
     if place.new_after is None:
         return True
-    words = ("cat-file", "blob", f"{place.new_after}:{finding.path}")
-    now = place.git.run(*words, check=False)
-    if now.returncode:
+    now = place.git.entry(place.new_after, finding.path)
+    if now is None or now.kind != "blob":
         return False
     before = place.git.blob(place.old_after, finding.path)
     return statement_at(before.decode("utf-8", "replace"), finding.line) in _plain(
-        now.stdout.decode("utf-8", "replace")
+        place.git.data(now.id).decode("utf-8", "replace")
     )
 
 

@@ -7,20 +7,22 @@ behind. Committer and dates are fixed by the patch, so that the same base gives 
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from vllm_stack.errors import ConflictError
+from vllm_stack.git import Git
+from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vllm_stack.base import Base
-    from vllm_stack.git import Git
     from vllm_stack.patch import Patch
+    from vllm_stack.scratchindex import ScratchIndex
     from vllm_stack.stack import Stack
 
 
@@ -110,15 +112,6 @@ class AppliedStack:
         return self.git.blobs(self.head, paths)
 
 
-@contextmanager
-def scratch_index(git: Git, commit: str) -> Iterator[dict[str, str]]:
-    """Yield an environment whose index holds ``commit`` and touches no other index."""
-    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
-        environment = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git.run("read-tree", commit, env=environment)
-        yield environment
-
-
 @dataclass(frozen=True)
 class Mail:
     """A patch file taken apart by git."""
@@ -130,22 +123,19 @@ class Mail:
     diff: bytes
 
 
-def take_apart(git: Git, data: bytes, folder: Path) -> Mail:
-    """Split a patch file into author, message and diff as ``git am`` does; ``folder`` is scratch."""
-    # -b keeps "[Attention]" at the front of the subject; without it git takes it for "[PATCH]".
-    words = ("mailinfo", "-b", "--encoding=UTF-8", "--no-scissors", folder / "message", folder / "diff")
-    said = git.run(*words, stdin=data, cwd=folder).stdout.decode("utf-8")
+@lru_cache(maxsize=128)
+def take_apart(data: bytes) -> Mail:
+    """Split a patch file into author, message and diff as ``git am`` does."""
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as name:
+        folder = Path(name)
+        # -b keeps "[Attention]" at the front of the subject; without it git takes it for "[PATCH]".
+        words = ("mailinfo", "-b", "--encoding=UTF-8", "--no-scissors", folder / "message", folder / "diff")
+        said = Git(None).run(*words, stdin=data, cwd=folder).stdout.decode("utf-8")
+        body, diff = ((folder / part).read_bytes() for part in ("message", "diff"))
     values = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-    body = (folder / "message").read_bytes().strip(b"\n")
-    subject = values.get("Subject", "").encode()
+    subject, body = values.get("Subject", "").encode(), body.strip(b"\n")
     message = subject + (b"\n\n" + body if body else b"") + b"\n"
-    return Mail(
-        values.get("Author", ""),
-        values.get("Email", ""),
-        values.get("Date", ""),
-        message,
-        (folder / "diff").read_bytes(),
-    )
+    return Mail(values.get("Author", ""), values.get("Email", ""), values.get("Date", ""), message, diff)
 
 
 def structural_faults(patch: Patch) -> tuple[str, ...]:
@@ -158,36 +148,33 @@ def apply_patch(git: Git, parent: str, patch: Patch) -> AppliedPatch:
     faults = structural_faults(patch)
     if faults:
         return AppliedPatch(patch.name, Outcome.MALFORMED, None, patch.paths, faults)
-    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder, scratch_index(git, parent) as index:
-        mail = take_apart(git, patch.data, Path(folder))
-        outcome, messages = _apply_to_index(git, mail.diff, index, parent)
+    mail = take_apart(patch.data)
+    with scratch_index(git, parent) as index:
+        outcome, messages = _apply_to_index(mail.diff, index)
         if not outcome.applied:
             return AppliedPatch(patch.name, outcome, None, patch.paths, messages)
-        tree = git.run("write-tree", env=index).text
+        tree = index.write()
     if tree == git.tree(parent):
         return AppliedPatch(patch.name, Outcome.ABSORBED, None, patch.paths)
     return AppliedPatch(patch.name, outcome, commit_mail(git, parent, tree, mail), patch.paths, messages)
 
 
-def _apply_to_index(
-    git: Git, diff: bytes, index: dict[str, str], parent: str
-) -> tuple[Outcome, tuple[str, ...]]:
-    outcome, said = apply_strictly(git, diff, index)
+def _apply_to_index(diff: bytes, index: ScratchIndex) -> tuple[Outcome, tuple[str, ...]]:
+    outcome, said = apply_strictly(diff, index)
     if outcome.applied:
         return outcome, moved_hunks(said)
-    merged = git.run("apply", "--cached", "--3way", "-", stdin=diff, env=index, check=False)
+    merged = index.run("apply", "--cached", "--3way", "-", stdin=diff, check=False)
     if merged.returncode == 0:
         return Outcome.THREE_WAY, ()
-    git.run("read-tree", parent, env=index)
     return Outcome.CONFLICT, refusals(said)
 
 
-def apply_strictly(git: Git, diff: bytes, index: dict[str, str]) -> tuple[Outcome, tuple[str, ...]]:
+def apply_strictly(diff: bytes, index: ScratchIndex) -> tuple[Outcome, tuple[str, ...]]:
     """Apply a diff to an index without fuzz; return what came of it and all that git said about it.
 
     The index is as it was when the diff does not apply.
     """
-    done = git.run("apply", "--cached", "--verbose", "-", stdin=diff, env=index, check=False)
+    done = index.apply(diff)
     said = tuple(done.stderr.decode("utf-8", "replace").splitlines())
     if done.returncode:
         return Outcome.CONFLICT, said
@@ -209,8 +196,7 @@ def commit_patch(git: Git, parent: str, tree: str, patch: Patch, *, message: str
 
     ``message`` stands in for the patch's own.
     """
-    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
-        mail = take_apart(git, patch.data, Path(folder))
+    mail = take_apart(patch.data)
     if message is not None:
         mail = replace(mail, message=message.encode())
     return commit_mail(git, parent, tree, mail)
@@ -231,10 +217,11 @@ def try_stack(git: Git, base_commit: str, patches: Sequence[Patch]) -> tuple[App
     """Apply the patches in order; after one that fails the rest is tried on the tree without it."""
     results: list[AppliedPatch] = []
     head = base_commit
-    for patch in patches:
-        result = apply_patch(git, head, patch)
-        results.append(result)
-        head = result.commit or head
+    with git.opened() as opened:
+        for patch in patches:
+            result = apply_patch(opened, head, patch)
+            results.append(result)
+            head = result.commit or head
     return tuple(results)
 
 

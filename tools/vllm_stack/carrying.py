@@ -7,24 +7,16 @@ wrong place without a person having seen it.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_stack.absorbing import without_absorbed
-from vllm_stack.applying import (
-    Outcome,
-    apply_strictly,
-    moved_hunks,
-    scratch_index,
-    structural_faults,
-    take_apart,
-)
+from vllm_stack.applying import Outcome, apply_strictly, moved_hunks, structural_faults, take_apart
 from vllm_stack.merging import Merge, Side, Stages, merge, sides, with_sides
 from vllm_stack.patch import FileDiff, Patch
 from vllm_stack.placement import Placed, Text, offsets, strays
+from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +51,7 @@ class _Carried:
     """What git said when it applied the patch strictly."""
 
     def text(self, side: Side) -> Text:
-        return Text.of(self.git.run("cat-file", "blob", side.blob).stdout)
+        return Text.of(self.git.data(side.blob))
 
     def change(self, tree: str) -> tuple[FileDiff, ...]:
         """Return the change from the new release to ``tree``, renames off."""
@@ -92,17 +84,15 @@ def _has_lost_folders(carried: _Carried) -> bool:
     added = (file.path for file in carried.patch.files if file.status == "A")
     folders = {path.rpartition("/")[0] for path in added} - {""}
     return any(
-        carried.git.exists(f"{carried.old_before}:{folder}")
-        and not carried.git.exists(f"{carried.new_before}:{folder}")
+        carried.git.entry(carried.old_before, folder) and not carried.git.entry(carried.new_before, folder)
         for folder in folders
     )
 
 
 def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...], str | None]:
-    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder, scratch_index(git, parent) as index:
-        mail = take_apart(git, patch.data, Path(folder))
-        outcome, said = apply_strictly(git, mail.diff, index)
-        tree = git.run("write-tree", env=index).text if outcome.applied else None
+    with scratch_index(git, parent) as index:
+        outcome, said = apply_strictly(take_apart(patch.data).diff, index)
+        tree = index.write() if outcome.applied else None
     return outcome, said, tree
 
 

@@ -27,6 +27,8 @@ from vllm_stack.linemap import LineMap, Span, unified
 from vllm_stack.moved import Elsewhere, renames
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History, UpstreamCommit
     from vllm_stack.moved import Definition
@@ -99,16 +101,23 @@ class FileConflict:
 
 
 def explain_conflict(
-    place: PatchPlace, history: History | None = None, *, all_commits: bool = False
+    place: PatchPlace,
+    history: History | None = None,
+    *,
+    all_commits: bool = False,
+    attempt: Attempt | None = None,
 ) -> tuple[FileConflict, ...]:
     """Return what became of each file of a patch on the new release.
 
     With ``history`` hunks that conflict name the commits that touched their lines, and with ``all_commits``
-    those too that apply.
+    those too that apply. ``attempt`` is what carrying the patch to that place gave, where that is known.
     """
-    attempt = carry(place.git, place.patch, place.old_before, place.old_after, place.new_before)
-    reader = _Reader(place, history, attempt, all_commits=all_commits)
-    return tuple(reader.examine(file) for file in place.patch.files)
+    with place.git.opened() as git:
+        place = replace(place, git=git)
+        if attempt is None:
+            attempt = carry(git, place.patch, place.old_before, place.old_after, place.new_before)
+        reader = _Reader(place, history, attempt, all_commits=all_commits)
+        return tuple(reader.examine(file) for file in place.patch.files)
 
 
 @lru_cache(maxsize=64)
@@ -285,15 +294,19 @@ class _Reader:
         return replace(result, hunks=(hunk,), notes=(note,), help=(advice,))
 
     def _hunks(self, file: FileDiff, versions: FileVersions) -> tuple[HunkConflict, ...]:
-        return tuple(self._hunk(versions, hunk, number) for number, hunk in enumerate(file.hunks, 1))
+        outcomes = self._outcomes(versions, file.hunks)
+        return tuple(
+            self._hunk(versions, hunk, number, outcome)
+            for number, (hunk, outcome) in enumerate(zip(file.hunks, outcomes, strict=True), 1)
+        )
 
-    def _hunk(self, versions: FileVersions, hunk: Hunk, number: int) -> HunkConflict:
+    def _hunk(self, versions: FileVersions, hunk: Hunk, number: int, outcome: HunkOutcome) -> HunkConflict:
         span = hunk_span(hunk)
         image = versions.image(span)
         result = HunkConflict(
             number,
             _header(hunk),
-            self._outcome(versions, hunk),
+            outcome,
             image.start + 1,
             tuple(map(shown, hunk.lines)),
             Excerpt(span.start + 1, span.of(versions.made_for.lines), _changed(versions.forward, span)),
@@ -306,14 +319,17 @@ class _Reader:
         result = replace(result, commits=commits)
         return self._explained(result, versions, hunk, image) if result.outcome == "conflict" else result
 
-    def _outcome(self, versions: FileVersions, hunk: Hunk) -> HunkOutcome:
-        """Return what became of a hunk; where the whole file merged, that takes no merge of its own."""
+    def _outcomes(self, versions: FileVersions, hunks: Sequence[Hunk]) -> tuple[HunkOutcome, ...]:
+        """Return what became of each hunk; where the whole file merged, that takes no merge of its own."""
         paths = {versions.made_for.path, versions.found.path}
         listed = any(stages.path in paths for stages in self.attempt.conflicts)
+        every = listed or self.attempt.outcome is Outcome.ABSORBED
         # Merging may take a deleted file for one that the patch moved, and list it under the other name.
-        if listed or not hunk.new_count or self.attempt.outcome is Outcome.ABSORBED:
-            return versions.try_hunk(hunk)
-        return "absorbed" if versions.has(hunk) else "applies"
+        tried = [hunk for hunk in hunks if every or not hunk.new_count]
+        outcomes = iter(versions.try_hunks(tried))
+        return tuple(
+            next(outcomes) if every or not hunk.new_count else _placed(versions, hunk) for hunk in hunks
+        )
 
     def _explained(
         self, result: HunkConflict, versions: FileVersions, hunk: Hunk, image: Span
@@ -339,6 +355,11 @@ class _Reader:
         if self.history is None or span is None or not wanted:
             return ()
         return self.history.touching(path, range(span.start + 1, span.stop + 1))
+
+
+def _placed(versions: FileVersions, hunk: Hunk) -> HunkOutcome:
+    """Say what became of a hunk of a file that merged."""
+    return "absorbed" if versions.has(hunk) else "applies"
 
 
 def _header(hunk: Hunk) -> str:

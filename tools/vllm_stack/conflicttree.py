@@ -287,7 +287,7 @@ def _marked(git: Git, at: Stages, labels: tuple[str, str, str]) -> Side | None:
         files = []
         for name, side in (("ours", at.ours), ("base", at.base), ("theirs", at.theirs)):
             files.append(Path(folder) / name)
-            data = git.run("cat-file", "blob", side.blob).stdout if side else b""
+            data = git.data(side.blob) if side else b""
             files[-1].write_bytes(data)
         named = [word for label in labels for word in ("-L", label)]
         done = git.run("merge-file", "-p", "--zdiff3", *named, *files, check=False)

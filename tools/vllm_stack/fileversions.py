@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vllm_stack.absorbing import without_absorbed
+from vllm_stack.absorbing import merge_rest
 from vllm_stack.linemap import LineMap, Span, identity, map_lines
-from vllm_stack.merging import merge
+from vllm_stack.merging import merge, sides
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from vllm_stack.git import Git
+    from vllm_stack.merging import Side
+    from vllm_stack.objects import Entry
     from vllm_stack.patch import Hunk
 
 HunkOutcome = Literal["conflict", "doubtful", "applies", "absorbed"]
@@ -37,20 +43,23 @@ class Version:
 
     @cached_property
     def data(self) -> bytes:
-        """The file's bytes. GitError when there is no such file."""
-        return self.git.run("cat-file", "blob", self.name).stdout
+        """The file's bytes. ObjectError when there is no such file."""
+        return self.git.blob(self.commit, self.path)
 
     @cached_property
     def blob(self) -> str | None:
         """Id of the blob; None when the commit has no such file."""
-        done = self.git.run("rev-parse", "--verify", "--quiet", "--end-of-options", self.name, check=False)
-        return None if done.returncode or self.kind != "blob" else done.text
+        entry = self._entry
+        return entry.id if entry is not None and entry.kind == "blob" else None
 
     @cached_property
     def kind(self) -> str | None:
-        """``blob`` or ``tree``; None when there is nothing of the name."""
-        done = self.git.run("cat-file", "-t", self.name, check=False)
-        return None if done.returncode else done.text
+        """``blob`` or ``tree`` (or ``commit``: a submodule); None when there is nothing of the name."""
+        return self._entry.kind if self._entry is not None else None
+
+    @cached_property
+    def _entry(self) -> Entry | None:
+        return self.git.entry(self.commit, self.path)
 
     @cached_property
     def raw_lines(self) -> tuple[bytes, ...]:
@@ -80,7 +89,7 @@ def lines_between(before: Version, after: Version, *, ignore_space: bool = False
     lengths = (len(before.raw_lines), len(after.raw_lines))
     if before.blob == after.blob:
         return identity(lengths[0])
-    return map_lines(before.git, before.name, after.name, lengths, ignore_space=ignore_space)
+    return map_lines(before.git, before.blob or "", after.blob or "", lengths, ignore_space=ignore_space)
 
 
 @dataclass(frozen=True)
@@ -129,23 +138,51 @@ class FileVersions:
         image = self.image(hunk_span(hunk))
         return list(self.found.raw_lines[image.start : image.stop]) == _after(hunk)
 
-    def try_hunk(self, hunk: Hunk) -> HunkOutcome:
-        """Merge one hunk alone into what the patch meets, and say what came of it."""
+    def try_hunks(self, hunks: Sequence[Hunk]) -> tuple[HunkOutcome, ...]:
+        """Merge each hunk alone into what the patch meets, and say what came of it.
+
+        Each gets a copy of the file, so that they do not meet and one merge does for all.
+        """
+        if not hunks:
+            return ()
         git = self.found.git
-        theirs = git.run("hash-object", "-w", "--stdin", stdin=self._with(hunk)).text
-        blobs = (self.made_for.blob, self.found.blob, theirs)
-        base, ours, wanted = (
-            git.run("mktree", stdin=f"100644 blob {blob}\tfile\n".encode()).text for blob in blobs
-        )
-        merged, _ = without_absorbed(git, merge(git, base, ours, wanted))
-        if not merged.is_clean:
+        theirs = _write_blobs(git, [self._with(hunk) for hunk in hunks])
+        count = len(theirs)
+        sides_of_merge = ([self.made_for.blob] * count, [self.found.blob] * count, theirs)
+        base, ours, wanted = _write_trees(git, sides_of_merge)
+        root = git.run("commit-tree", base, "-m", "base").text
+        merged = merge(git, root, ours, wanted)
+        left = {at.path: merge_rest(git, at)[0] for at in merged.conflicts}
+        made = {**sides(git, merged.tree, [str(at) for at in range(count)]), **left}
+        return tuple(self._became(made[str(at)]) for at in range(count))
+
+    def _became(self, made: Side | None) -> HunkOutcome:
+        """Say what became of a hunk of which merging made this file; None when it could not be merged."""
+        if made is None:
             return "conflict"
-        return "absorbed" if merged.tree == ours else "applies"
+        return "absorbed" if made.blob == self.found.blob else "applies"
 
     def _with(self, hunk: Hunk) -> bytes:
         span = hunk_span(hunk)
         lines = self.made_for.raw_lines
         return b"".join([*lines[: span.start], *_after(hunk), *lines[span.stop :]])
+
+
+def _write_blobs(git: Git, contents: Sequence[bytes]) -> list[str]:
+    """Put contents into the repository; return the ids of their blobs."""
+    with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
+        paths = [Path(folder) / str(at) for at in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+        request = "".join(f"{path.name}\n" for path in paths).encode()
+        words = ("hash-object", "-w", "--no-filters", "--stdin-paths")
+        return git.run(*words, stdin=request, cwd=Path(folder)).lines
+
+
+def _write_trees(git: Git, trees: Iterable[Sequence[str | None]]) -> list[str]:
+    """Make trees of blobs, whose names in them are their positions; return the ids of the trees."""
+    lists = ("".join(f"100644 blob {blob}\t{at}\n" for at, blob in enumerate(blobs)) for blobs in trees)
+    return git.run("mktree", "--batch", stdin="\n".join(lists).encode()).lines
 
 
 def hunk_span(hunk: Hunk) -> Span:

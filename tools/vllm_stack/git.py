@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_stack.errors import StackError, UsageError
+from vllm_stack.objects import ObjectReader, Objects
+from vllm_stack.scratchindex import ScratchIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from vllm_stack.objects import Entry
 
 #: Passed with ``-c``, so that they win over a repository's own configuration as well.
 SETTINGS: dict[str, str] = {
@@ -25,6 +28,8 @@ SETTINGS: dict[str, str] = {
     "core.safecrlf": "false",
     "core.fileMode": "true",
     "core.symlinks": "true",
+    # A repository that sets it wins over GIT_NO_REPLACE_OBJECTS.
+    "core.useReplaceRefs": "false",
     "core.precomposeUnicode": "false",
     "core.attributesFile": os.devnull,
     "core.excludesFile": os.devnull,
@@ -181,6 +186,20 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+@dataclass
+class Kept:
+    """What a repository has at hand while it is opened."""
+
+    objects: Objects
+    index: ScratchIndex | None = None
+
+    def close(self) -> None:
+        """End the process that reads objects, and remove the index."""
+        self.objects.close()
+        if self.index is not None:
+            self.index.remove()
+
+
 @dataclass(frozen=True)
 class Git:
     """git on one repository that is named, never discovered.
@@ -191,6 +210,8 @@ class Git:
 
     git_dir: Path | None
     work_tree: Path | None = None
+    kept: Kept | None = field(default=None, compare=False, repr=False)
+    """What is kept for as long as it is :meth:`opened`; None at other times."""
 
     @classmethod
     def checkout(cls, folder: Path) -> Git:
@@ -223,13 +244,15 @@ class Git:
             raise GitError(result)
         return result
 
-    def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start ``git *arguments`` with pipes, for input that does not fit in memory."""
+    def popen(
+        self, *arguments: str, stdout: int = subprocess.DEVNULL, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start ``git *arguments`` with pipes, for input or output that does not fit in memory."""
         return subprocess.Popen(
             [git_program(), *_arguments(), *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             env=self._environment(None),
             cwd=self.work_tree or self.git_dir,
         )
@@ -248,63 +271,66 @@ class Git:
         """Say whether ``revision`` names an object of this repository."""
         return self.run("cat-file", "-e", revision, check=False).returncode == 0
 
-    def tree(self, commit: str) -> str:
-        """Return the id of the tree of ``commit``."""
-        return self.resolve(f"{commit}^{{tree}}")
+    @contextmanager
+    def opened(self) -> Iterator[Git]:
+        """Yield this git, which keeps what is costly to have anew for as long as the block runs.
 
-    def blob(self, commit: str, path: str) -> bytes:
-        """Return the bytes of the file ``path`` in ``commit``."""
-        return self.run("cat-file", "blob", f"{commit}:{path}").stdout
-
-    def blobs(self, commit: str, paths: Sequence[str]) -> dict[str, bytes]:
-        """Return the bytes of several files of ``commit``, read by one git process."""
-        request = "".join(f"{commit}:{path}\n" for path in paths).encode()
-        output = self.run("cat-file", "--batch", stdin=request).stdout
-        found: dict[str, bytes] = {}
-        position = 0
-        for path in paths:
-            end = output.index(b"\n", position)
-            _, kind, size = output[position:end].decode().rsplit(" ", 2)
-            if kind != "blob":
-                raise StackError(f"{path} is a {kind} in {commit}, not a file")
-            found[path] = output[end + 1 : end + 1 + int(size)]
-            position = end + 1 + int(size) + 1
-        return found
+        That is the process that reads objects (those that are made meanwhile are found too), and an index.
+        It must not be given to another thread.
+        """
+        if self.kept is not None:
+            yield self
+            return
+        kept = Kept(Objects(ObjectReader(self._start_reading)))
+        try:
+            yield replace(self, kept=kept)
+        finally:
+            kept.close()
 
     @contextmanager
-    def reading_blobs(self) -> Iterator[Callable[[str], bytes]]:
-        """Yield a function that reads one blob by its id; all of them are read by one git process.
+    def reading(self) -> Iterator[Objects]:
+        """Yield what reads the objects of the repository."""
+        with self.opened() as git:
+            assert git.kept is not None  # noqa: S101 - `opened` sets it
+            yield git.kept.objects
 
-        The function raises StackError for an id that is no blob of this repository.
-        """
-        process = subprocess.Popen(
-            [git_program(), *_arguments(), "cat-file", "--batch"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=self._environment(None),
-            cwd=self.work_tree or self.git_dir,
-        )
-        try:
-            yield functools.partial(_read_blob, process)
-        finally:
-            process.communicate()
+    def kept_index(self) -> ScratchIndex | None:
+        """Return the index that is kept while the repository is opened; None at other times."""
+        if self.kept is not None and self.kept.index is None:
+            self.kept.index = ScratchIndex(self)
+        return None if self.kept is None else self.kept.index
+
+    def _start_reading(self) -> subprocess.Popen[bytes]:
+        return self.popen("cat-file", "--batch", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def tree(self, commit: str) -> str:
+        """Return the id of the tree of ``commit``."""
+        with self.reading() as objects:
+            return objects.tree(commit)
+
+    def entry(self, commit: str, path: str) -> Entry | None:
+        """Return mode and id of what ``commit`` has at ``path``; None when that is nothing."""
+        with self.reading() as objects:
+            return objects.find(commit, path)
+
+    def data(self, blob: str) -> bytes:
+        """Return the bytes of a blob."""
+        with self.reading() as objects:
+            return objects.blob(blob)
+
+    def blob(self, commit: str, path: str) -> bytes:
+        """Return the bytes of the file ``path`` in ``commit``. ObjectError when there is no such file."""
+        with self.reading() as objects:
+            return objects.file(commit, path)
+
+    def blobs(self, commit: str, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of several files of ``commit``. ObjectError when one of them is no file."""
+        with self.reading() as objects:
+            return {path: objects.file(commit, path) for path in paths}
 
     def status(self) -> list[str]:
         """Return the uncommitted changes of the checkout, one line each."""
         return self.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").fields
-
-
-def _read_blob(process: subprocess.Popen[bytes], blob: str) -> bytes:
-    assert process.stdin is not None  # noqa: S101 - opened as pipes
-    assert process.stdout is not None  # noqa: S101
-    process.stdin.write(f"{blob}\n".encode())
-    process.stdin.flush()
-    header = process.stdout.readline().split()
-    if len(header) != 3 or header[1] != b"blob":  # noqa: PLR2004 - id, type, size
-        raise StackError(f"{blob} is not a blob of the repository")
-    data = process.stdout.read(int(header[2]) + 1)
-    return data[:-1]
 
 
 def require_git() -> tuple[int, ...]:

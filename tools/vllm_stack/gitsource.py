@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_stack.applying import scratch_index
 from vllm_stack.base import BASE_REF, Base, Origin, init_repository
 from vllm_stack.classify import matches
 from vllm_stack.connection import redact
@@ -26,6 +25,7 @@ from vllm_stack.errors import IntegrityError, NetworkError, UsageError
 from vllm_stack.git import Git, GitError
 from vllm_stack.hashing import sha256_bytes
 from vllm_stack.history import History, UpstreamCommit
+from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -291,8 +291,6 @@ def _without(git: Git, commit: str, generated: tuple[str, ...]) -> str:
     dropped = [path for path in paths if matches(path, generated)]
     if not dropped:
         return git.tree(commit)
-    lines = "".join(f"0 {'0' * 40}\t{path}\0" for path in dropped)
     with scratch_index(git, commit) as index:
-        removal = lines.encode("utf-8", "surrogateescape")
-        git.run("update-index", "-z", "--index-info", stdin=removal, env=index)
-        return git.run("write-tree", env=index).text
+        index.put(dict.fromkeys(dropped))
+        return index.write()

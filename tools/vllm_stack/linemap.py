@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -111,10 +112,11 @@ def identity(length: int) -> LineMap:
     return LineMap((), length, length)
 
 
+@lru_cache(maxsize=256)
 def map_lines(
     git: Git, old: str, new: str, lengths: tuple[int, int], *, ignore_space: bool = False
 ) -> LineMap:
-    """Compare two blobs of a repository (any name that git has for them) of the given numbers of lines.
+    """Compare two blobs of a repository, given by their ids and numbers of lines.
 
     With the algorithm that merging uses, so that what it finds in conflict is an edit here.
     """

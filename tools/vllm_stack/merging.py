@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vllm_stack.applying import scratch_index
 from vllm_stack.git import GitError
+from vllm_stack.objects import Entry
+from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 #: What the stages of a path say already.
 _PLAIN = ("CONFLICT (content)", "CONFLICT (modify/delete)", "CONFLICT (add/add)")
-#: git's word for "nothing there" in a list of blobs.
-ABSENT = "0" * 40
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,9 @@ class Merge:
 
 
 def merge(git: Git, base: str, ours: str, theirs: str) -> Merge:
-    """Carry the change from ``base`` to ``theirs`` over to ``ours`` (commits); nothing is committed."""
-    # merge-tree finds the base itself, so that the three trees get a history that has just this one.
-    root = _bare_commit(git, base)
-    both = [_bare_commit(git, side, "-p", root) for side in (ours, theirs)]
+    """Carry the change from the commit ``base`` to ``theirs`` over to ``ours``; nothing is committed."""
+    # merge-tree finds the base itself, so that both sides get a history that has just this one.
+    both = [_child(git, base, side) for side in (ours, theirs)]
     done = git.run("merge-tree", "--write-tree", "--messages", "-z", *both, check=False)
     if done.returncode not in (0, 1):
         raise GitError(done)
@@ -91,29 +89,28 @@ def sides(git: Git, commit: str, paths: Sequence[str]) -> dict[str, Side]:
     """Return what stands at ``paths`` in a commit or tree; absent ones are left out."""
     if not paths:
         return {}
-    found = {}
-    for entry in git.run("ls-tree", "-z", "--full-tree", commit, "--", *paths).fields:
-        head, _, path = entry.partition("\t")
-        mode, kind, blob = head.split()
-        if kind != "tree":
-            found[path] = Side(mode, blob)
-    return found
+    with git.reading() as objects:
+        found = {path: objects.find(commit, path) for path in sorted(paths)}
+    return {
+        path: Side(entry.mode, entry.id)
+        for path, entry in found.items()
+        if entry is not None and entry.kind != "tree"
+    }
 
 
 def with_sides(git: Git, tree: str, wanted: Mapping[str, Side | None]) -> str:
     """Return ``tree`` with the given paths set, or removed where there is None, as a tree."""
     with scratch_index(git, tree) as index:
-        lines = (
-            f"{side.mode if side else '0'} {side.blob if side else ABSENT}\t{path}"
-            for path, side in wanted.items()
-        )
-        data = "\0".join(lines).encode("utf-8", "surrogateescape")
-        git.run("update-index", "-z", "--index-info", stdin=data, env=index)
-        return git.run("write-tree", env=index).text
+        index.put({path: Entry(side.mode, side.blob) if side else None for path, side in wanted.items()})
+        return index.write()
 
 
-def _bare_commit(git: Git, commit: str, *parents: str) -> str:
-    return git.run("commit-tree", git.tree(commit), *parents, "-m", "side").text
+def _child(git: Git, parent: str, commit: str) -> str:
+    """Return a commit of what is in ``commit`` whose only parent is ``parent``: that one, or a new one."""
+    with git.reading() as objects:
+        if objects.parents(commit) == (parent,):
+            return commit
+        return git.run("commit-tree", objects.tree(commit), "-p", parent, "-m", "side").text
 
 
 def _parse(output: bytes) -> Merge:

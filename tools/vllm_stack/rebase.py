@@ -291,24 +291,24 @@ class Rebase:
             )
         old, new = self._bases(session)
         session.tree.create(old, new)
-        git = session.tree.store
-        done = replay(
-            git,
-            replace(stack, series=session.series(stack)),
-            old.commit,
-            new.commit,
-            history=self.history,
-            resolutions=session.resolutions(stack),
-            rulings=state.rulings,
-        )
-        if done.troubled:
-            session = self._stop(session, done)
-            return Outcome(
-                Status.STOPPED, self.target, state.old, state.new, state.notes, done, stack, session
+        with session.tree.store.opened() as git:
+            done = replay(
+                git,
+                replace(stack, series=session.series(stack)),
+                old.commit,
+                new.commit,
+                history=self.history,
+                resolutions=session.resolutions(stack),
+                rulings=state.rulings,
             )
-        # It was at the start, but somebody may have worked in it while the rebase was open.
-        self._require_in_step()
-        journal = plan_acceptance(self.workspace, session, stack, done)
+            if done.troubled:
+                session = self._stop(session, done)
+                return Outcome(
+                    Status.STOPPED, self.target, state.old, state.new, state.notes, done, stack, session
+                )
+            # It was at the start, but somebody may have worked in it while the rebase was open.
+            self._require_in_step()
+            journal = plan_acceptance(self.workspace, session, stack, done)
         journal.write(session.folder)
         session = session.record(phase=Phase.ACCEPTING)
         outcome = self._finish(session, journal)

@@ -157,8 +157,8 @@ class Replay:
 class Judge(Protocol):
     """What a replay asks about each patch, beyond whether it applies."""
 
-    def conflicts(self, place: PatchPlace) -> tuple[FileConflict, ...]:
-        """Explain the conflict of a patch."""
+    def conflicts(self, place: PatchPlace, attempt: Attempt) -> tuple[FileConflict, ...]:
+        """Explain the conflict of a patch, which carrying it gave."""
 
     def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
         """Return the contracts of a patch that the new release breaks."""
@@ -170,9 +170,9 @@ class Reports:
 
     history: History | None = None
 
-    def conflicts(self, place: PatchPlace) -> tuple[FileConflict, ...]:
-        """Explain the conflict of a patch."""
-        return explain_conflict(place, self.history)
+    def conflicts(self, place: PatchPlace, attempt: Attempt) -> tuple[FileConflict, ...]:
+        """Explain the conflict of a patch, which carrying it gave."""
+        return explain_conflict(place, self.history, attempt=attempt)
 
     def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
         """Return the contracts of a patch that the new release breaks."""
@@ -263,7 +263,7 @@ class Settler:
     def settle(self, place: PatchPlace, missing: Sequence[Patch] = ()) -> Settled:
         """Carry the patch to ``place.new_before``; ``missing`` are earlier patches that are not there."""
         git, patch = place.git, place.patch
-        attempt = carry(git, patch, place.old_before, place.old_after, place.new_before)
+        attempt = carried = carry(git, patch, place.old_before, place.old_after, place.new_before)
         used: list[str] = []
         conflict = None
         if attempt.conflicts:
@@ -278,7 +278,9 @@ class Settler:
                 break
             attempt, place = amended, self._committed(place, amended)
             broken = self._broken(place, amended=True)
-        done = self._verdict(place, attempt, broken, tuple(used))
+        done = self._verdict(place, attempt.outcome, broken, tuple(used))
+        if done.verdict is Verdict.CONFLICT:
+            done = replace(done, conflicts=self.judge.conflicts(place, carried))
         waits = conflict if attempt.conflicts or done.verdict is Verdict.CONTRACT_BROKEN else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
         return Settled(replace(done, conflict=waits, messages=messages), place, attempt)
@@ -309,19 +311,18 @@ class Settler:
         return tuple(finding for finding in findings if not amended or still_relies(place, finding))
 
     def _verdict(
-        self, place: PatchPlace, attempt: Attempt, broken: tuple[ContractFinding, ...], used: tuple[str, ...]
+        self, place: PatchPlace, outcome: Outcome, broken: tuple[ContractFinding, ...], used: tuple[str, ...]
     ) -> ReplayedPatch:
         name = place.patch.name
-        verdict = verdict_on(attempt.outcome, broken)
+        verdict = verdict_on(outcome, broken)
         ruling, reason = self.rulings.on(name, verdict) or (None, None)
-        stays = attempt.outcome.applied and ruling is not Ruling.SKIPPED
+        stays = outcome.applied and ruling is not Ruling.SKIPPED
         return ReplayedPatch(
             name,
             verdict,
-            attempt.outcome,
+            outcome,
             place.new_after if stays else None,
             resolution=used[0] if used else None,
-            conflicts=self.judge.conflicts(place) if verdict is Verdict.CONFLICT else (),
             contracts=broken,
             ruling=ruling,
             reason=reason,

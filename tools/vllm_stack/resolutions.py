@@ -12,8 +12,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_stack.applying import Outcome, apply_strictly, scratch_index
+from vllm_stack.applying import Outcome, apply_strictly
 from vllm_stack.errors import IntegrityError
+from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,8 +80,8 @@ class Resolution:
         if not self.diff:
             return tree
         with scratch_index(git, tree) as index:
-            outcome, _ = apply_strictly(git, self.diff, index)
-            return git.run("write-tree", env=index).text if outcome is Outcome.STRICT else None
+            outcome, _ = apply_strictly(self.diff, index)
+            return index.write() if outcome is Outcome.STRICT else None
 
 
 def conflict_id(kind: str, patch: str, stages: Iterable[Stages], *more: str) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_stack.applying import scratch_index
-from vllm_stack.git import Git
+from vllm_stack.scratchindex import scratch_index
 from vllm_stack.wheelzip import WheelArchive
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from vllm_stack.base import Base
     from vllm_stack.fetch import Fetcher
+    from vllm_stack.git import Git
     from vllm_stack.pins import Pin
     from vllm_stack.wheelzip import Member
     from vllm_stack.workspace import Workspace
@@ -43,7 +43,7 @@ def open_tree(git: Git, commit: str, official: Path | None) -> Iterator[ScratchT
         tree.folder.mkdir()
         tree.scratch.mkdir()
         with scratch_index(git, commit) as index:
-            Git(git.git_dir, tree.folder).run("checkout-index", "--all", "--quiet", env=index)
+            index.run("checkout-index", "--all", "--quiet", work_tree=tree.folder)
         if official is not None:
             _link(official, tree.folder)
         yield tree

@@ -23,14 +23,15 @@ MERGING_GIT = (2, 38)
 
 @contextmanager
 def open_workbench(*bases: Base) -> Iterator[Git]:
-    """Yield git on a bare scratch repository that has all objects of ``bases``.
+    """Yield git, opened, on a bare scratch repository that has all objects of ``bases``.
 
     What is made in it vanishes with it. UsageError when git is too old to merge without a working tree.
     """
     with tempfile.TemporaryDirectory(prefix="vllm-stack-") as folder:
         git = init_repository(Path(folder) / "workbench.git", bare=True)
         borrow_objects(git, *bases)
-        yield git
+        with git.opened() as opened:
+            yield opened
 
 
 def borrow_objects(git: Git, *bases: Base) -> None:

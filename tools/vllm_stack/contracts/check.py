@@ -140,6 +140,11 @@ class Comparison:
     @contextmanager
     def open(cls, place: PatchPlace) -> Iterator[Comparison]:
         """Read both releases; nothing is parsed yet."""
+        with place.git.opened() as git:
+            yield cls._read(replace(place, git=git))
+
+    @classmethod
+    def _read(cls, place: PatchPlace) -> Comparison:
         git, patch = place.git, place.patch
         base = list_blobs(git, place.old_base)
         before, after = (
@@ -158,20 +163,20 @@ class Comparison:
             for path in patch.paths
             if path in after and new_after.get(path) != new_before.get(path)
         }
-        with git.reading_blobs() as read:
-            yield cls(
-                git,
-                patch,
-                place.entry.contracts,
-                added_lines(patch),
-                Releases(git, place.new_base, base, new_base),
-                _Sides(SourceTree(before, read), SourceTree(after, read)),
-                _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
-                SourceTree(before, read, kept),
-                dict(_parsed(patch, after, read)),
-                _moved_modules(place, [path for path in patch.paths if path not in new_before]),
-                (place.new_before, place.new_after),
-            )
+        read = git.data
+        return cls(
+            git,
+            patch,
+            place.entry.contracts,
+            added_lines(patch),
+            Releases(git, place.new_base, base, new_base),
+            _Sides(SourceTree(before, read), SourceTree(after, read)),
+            _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
+            SourceTree(before, read, kept),
+            dict(_parsed(patch, after, read)),
+            _moved_modules(place, [path for path in patch.paths if path not in new_before]),
+            (place.new_before, place.new_after),
+        )
 
     # -- derived ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _SUMMARIES: dict[tuple[str, str, str], Module | None] = {}
 #: Commit to the blobs of its files. Commits never change.
 _LISTINGS: dict[str, Mapping[str, str]] = {}
-_NO_BLOB = "0" * 40
 _MODULE_FILE = ".py"
 
 
@@ -44,10 +43,14 @@ def _list_all(git: Git, commit: str) -> Mapping[str, str]:
 
 
 def _list_changed(git: Git, commit: str, like: str) -> Mapping[str, str]:
-    fields = git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", like, commit).fields
-    changed = {path: meta.split(" ")[3] for meta, path in zip(fields[::2], fields[1::2], strict=True)}
-    blobs = {**list_blobs(git, like), **changed}
-    return {path: blob for path, blob in blobs.items() if blob != _NO_BLOB}
+    blobs = dict(list_blobs(git, like))
+    with git.reading() as objects:
+        for path, entry in objects.changes(like, commit):
+            if entry is None:
+                del blobs[path]
+            else:
+                blobs[path] = entry.id
+    return blobs
 
 
 class SourceTree:
