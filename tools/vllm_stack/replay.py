@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from vllm_stack.amended import still_relies
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
+from vllm_stack.collecting import without_collection
 from vllm_stack.conflicts import explain_conflict
 from vllm_stack.contracts import check_contracts
 from vllm_stack.errors import ConflictError
@@ -199,10 +200,11 @@ def replay(
     settler = Settler(resolutions, rulings or Rulings(), Reports(history))
     head = new_base
     settled: list[Settled] = []
-    for place in places_of(git, stack, own, old_base, new_base):
-        missing = [one.patch for one in settled if one.done.commit is None]
-        settled.append(settler.settle(replace(place, new_before=head), missing))
-        head = settled[-1].done.commit or head
+    with without_collection():
+        for place in places_of(git, stack, own, old_base, new_base):
+            missing = [one.patch for one in settled if one.done.commit is None]
+            settled.append(settler.settle(replace(place, new_before=head), missing))
+            head = settled[-1].done.commit or head
     return Replay(
         git,
         old_base,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.resolve import Cause, ClassRef, InstanceRef, Missing, Value
@@ -105,7 +106,7 @@ class FunctionScope:
         self._known: dict[str, Value | Missing | None] = {}
         for statement in flatten(node.body):
             self._bind(statement, package)
-        for walrus in _inside(node):
+        for walrus in _walruses(node):
             self._locals[walrus.target.id].append(walrus.value)
 
     def _bind(self, statement: ast.stmt, package: str) -> None:
@@ -174,6 +175,12 @@ def _parameters(arguments: ast.arguments) -> dict[str, ast.expr | None]:
     }
     extra = [item.arg for item in (arguments.vararg, arguments.kwarg) if item is not None]
     return {**found, **dict.fromkeys(extra)}
+
+
+@lru_cache(maxsize=512)
+def _walruses(node: ast.AST) -> tuple[ast.NamedExpr, ...]:
+    """Return the assignment expressions of a function, which is looked at in several trees."""
+    return tuple(_inside(node))
 
 
 def _inside(node: ast.AST) -> Iterator[ast.NamedExpr]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import warnings
 from collections import defaultdict
-from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from vllm_stack.collecting import without_collection
 from vllm_stack.contracts.symbols import (
     Binding,
     Class,
@@ -47,26 +47,18 @@ _KEEPING = frozenset(
 _PROPERTIES = frozenset({"abstractproperty", "cached_property", "deleter", "getter", "property", "setter"})
 
 
+@lru_cache(maxsize=32)
 def parse(text: bytes) -> ast.Module | None:
-    """Parse a module; None when it is not valid Python (a template, or a newer syntax)."""
-    with warnings.catch_warnings(), _without_collection():
+    """Parse a module; None when it is not valid Python (a template, or a newer syntax).
+
+    The latest trees are kept, since several things are asked about the same file: they must not be changed.
+    """
+    with warnings.catch_warnings(), without_collection():
         warnings.simplefilter("ignore")  # upstream's own invalid escapes are not ours to report
         try:
             return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError):
             return None
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep the garbage collector off: it would look at a growing tree again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def summarize(text: bytes, name: str, path: str) -> Module | None:

@@ -5,6 +5,9 @@ Summaries are kept for the life of the process by blob: two commits that share a
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.summary import summarize
@@ -65,7 +68,6 @@ class SourceTree:
         self.blobs = {**blobs, **overlay} if overlay else blobs
         self._read = read
         self._modules: dict[str, Module | None] = {}
-        self._folders: dict[str, bool] = {}
 
     def blob(self, path: str) -> str | None:
         """Return the blob id of a file, or None where the tree has no such file."""
@@ -88,11 +90,16 @@ class SourceTree:
         """Say whether a module is there, be it a folder of modules without a file of its own."""
         return self.path_of(module) is not None or self._is_folder(module.replace(".", "/"))
 
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self.blobs)
+
     def _is_folder(self, folder: str) -> bool:
-        if folder not in self._folders:
-            inside = (path for path in self.blobs if path.startswith(f"{folder}/"))
-            self._folders[folder] = any(path.endswith(_MODULE_FILE) for path in inside)
-        return self._folders[folder]
+        prefix = f"{folder}/"
+        first = bisect_left(self._sorted, prefix)
+        following = (self._sorted[at] for at in range(first, len(self._sorted)))
+        inside = takewhile(lambda path: path.startswith(prefix), following)
+        return any(path.endswith(_MODULE_FILE) for path in inside)
 
     def holds(self, module: str) -> bool:
         """Say whether the top-level package of ``module`` is part of this tree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import bisect
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.observation import Observation, Status
@@ -331,12 +332,14 @@ def _text(cause: Cause) -> str:
     return cause.module if cause.name is None else f"{cause.module}.{cause.name}"
 
 
-def _asked_for(node: ast.stmt) -> Iterator[str]:
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call) and dotted(call.func) == "hasattr" and len(call.args) > 1:
-            name = call.args[1]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield name.value
+@lru_cache(maxsize=512)
+def _asked_for(node: ast.stmt) -> frozenset[str]:
+    """Return the attributes that a statement asks for; it is looked at in several trees."""
+    calls = (call for call in ast.walk(node) if isinstance(call, ast.Call) and len(call.args) > 1)
+    names = (call.args[1] for call in calls if dotted(call.func) == "hasattr")
+    return frozenset(
+        name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)
+    )
 
 
 def _caught(handler: ast.ExceptHandler) -> list[ast.expr]:

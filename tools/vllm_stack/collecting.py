@@ -1,0 +1,22 @@
+"""Python's collector of garbage in cycles, which looks again and again at what only grows."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the collector off: for work that makes many objects that stay, and hardly any cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
