@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from enum import StrEnum
-from pathlib import PurePosixPath
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,14 +29,17 @@ class PathClass(StrEnum):
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
     """Say whether ``path`` is one of ``patterns`` or lies below one that ends in ``/``."""
-    return any(
-        path == pattern or (pattern.endswith("/") and path.startswith(pattern)) for pattern in patterns
-    )
+    return path in patterns or path.startswith(_folders(patterns))
+
+
+@lru_cache(maxsize=64)
+def _folders(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(pattern for pattern in patterns if pattern.endswith("/"))
 
 
 def is_compiled_source(path: str) -> bool:
     """Say whether a compiler turns ``path`` into something else, going by its suffix."""
-    return PurePosixPath(path).suffix in _COMPILED_SUFFIXES
+    return posixpath.splitext(path)[1] in _COMPILED_SUFFIXES
 
 
 def classify(path: str, layout: Layout) -> PathClass:

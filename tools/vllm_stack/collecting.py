@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep the collector off: for work that makes many objects that stay, and hardly any cycles."""
+    """Keep the collector off: for work that makes many objects that stay, and hardly any cycles.
+
+    What is there in the end is not looked at later either; it goes when nothing refers to it any more.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
             gc.enable()
