@@ -287,6 +287,11 @@ class Git:
         finally:
             kept.close()
 
+    @property
+    def unopened(self) -> Git:
+        """The same git without what is kept: for another thread, which opens it for itself."""
+        return replace(self, kept=None)
+
     @contextmanager
     def reading(self) -> Iterator[Objects]:
         """Yield what reads the objects of the repository."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from vllm_stack.amended import still_relies
 from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
@@ -18,6 +19,7 @@ from vllm_stack.resolutions import conflict_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
 
     from vllm_stack.applying import AppliedPatch
     from vllm_stack.conflicts import FileConflict
@@ -158,8 +160,8 @@ class Replay:
 class Judge(Protocol):
     """What a replay asks about each patch, beyond whether it applies."""
 
-    def conflicts(self, place: PatchPlace, attempt: Attempt) -> tuple[FileConflict, ...]:
-        """Explain the conflict of a patch, which carrying it gave."""
+    def conflicts(self, place: PatchPlace, attempt: Attempt | None) -> tuple[FileConflict, ...]:
+        """Explain the conflict of a patch; ``attempt`` is what carrying it gave, where that is known."""
 
     def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
         """Return the contracts of a patch that the new release breaks."""
@@ -171,8 +173,8 @@ class Reports:
 
     history: History | None = None
 
-    def conflicts(self, place: PatchPlace, attempt: Attempt) -> tuple[FileConflict, ...]:
-        """Explain the conflict of a patch, which carrying it gave."""
+    def conflicts(self, place: PatchPlace, attempt: Attempt | None) -> tuple[FileConflict, ...]:
+        """Explain the conflict of a patch; ``attempt`` is what carrying it gave, where that is known."""
         return explain_conflict(place, self.history, attempt=attempt)
 
     def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
@@ -200,16 +202,18 @@ def replay(
     settler = Settler(resolutions, rulings or Rulings(), Reports(history))
     head = new_base
     settled: list[Settled] = []
-    with without_collection():
+    with without_collection(), _Explaining(settler.judge, beside=history is None) as explaining:
         for place in places_of(git, stack, own, old_base, new_base):
             missing = [one.patch for one in settled if one.done.commit is None]
             settled.append(settler.settle(replace(place, new_before=head), missing))
+            explaining.begin(settled[-1])
             head = settled[-1].done.commit or head
+        patches = tuple(explaining.explained(one) for one in settled)
     return Replay(
         git,
         old_base,
         new_base,
-        tuple(one.done for one in settled),
+        patches,
         tuple(one.place for one in settled),
         tuple(one.attempt for one in settled),
     )
@@ -247,6 +251,8 @@ class Settled:
     done: ReplayedPatch
     place: PatchPlace
     attempt: Attempt
+    carried: Attempt | None = None
+    """The attempt before any resolution was looked for, where it is known."""
 
     @property
     def patch(self) -> Patch:
@@ -254,9 +260,44 @@ class Settled:
         return self.place.patch
 
 
+class _Explaining:
+    """Explains conflicts, ``beside`` the replay of later patches (both wait for git a lot) or after it."""
+
+    def __init__(self, judge: Judge, *, beside: bool) -> None:
+        self._judge = judge
+        self._beside = beside
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explaining")
+        self._begun: dict[str, Future[tuple[FileConflict, ...]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def begin(self, settled: Settled) -> None:
+        """Have the conflict of a patch explained, if it has one."""
+        if self._beside and settled.done.verdict is Verdict.CONFLICT:
+            place = replace(settled.place, git=settled.place.git.unopened)
+            work = self._executor.submit(self._judge.conflicts, place, settled.carried)
+            self._begun[settled.done.name] = work
+
+    def explained(self, settled: Settled) -> ReplayedPatch:
+        """Return a patch with its conflict explained; what went wrong with that is raised here."""
+        if settled.done.verdict is not Verdict.CONFLICT:
+            return settled.done
+        work = self._begun.get(settled.done.name)
+        if work is not None:
+            return replace(settled.done, conflicts=work.result())
+        return replace(settled.done, conflicts=self._judge.conflicts(settled.place, settled.carried))
+
+
 @dataclass(frozen=True)
 class Settler:
-    """Carries one patch and gives the verdict, with recorded resolutions and rulings."""
+    """Carries one patch and gives the verdict, with recorded resolutions and rulings.
+
+    Conflicts are left to be explained: no later patch depends on that.
+    """
 
     resolutions: Resolutions | None
     rulings: Rulings
@@ -281,11 +322,9 @@ class Settler:
             attempt, place = amended, self._committed(place, amended)
             broken = self._broken(place, amended=True)
         done = self._verdict(place, attempt.outcome, broken, tuple(used))
-        if done.verdict is Verdict.CONFLICT:
-            done = replace(done, conflicts=self.judge.conflicts(place, carried))
         waits = conflict if attempt.conflicts or done.verdict is Verdict.CONTRACT_BROKEN else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
-        return Settled(replace(done, conflict=waits, messages=messages), place, attempt)
+        return Settled(replace(done, conflict=waits, messages=messages), place, attempt, carried)
 
     def _resolved(self, place: PatchPlace, attempt: Attempt, conflict: str, used: list[str]) -> Attempt:
         """Return what a recorded resolution makes of the attempt, or the attempt itself."""
