@@ -204,6 +204,43 @@ def test_a_hunk_alone_gives_the_bytes_of_the_patch(tmp_path: Path, end: str) -> 
     assert versions._with(file.hunks[0]) == place.git.blob(place.old_after, "m.py")
 
 
+def test_hunks_that_are_tried_together_become_what_each_becomes_alone(tmp_path: Path) -> None:
+    """More than ten, so that their numbers as names are not in the order of numbers."""
+    names = [f"part{number}" for number in range(12)]
+    bodies = {
+        name: function(name, f"first_{name} = values", *[f"{name}_{at} = {at}" for at in range(9)])
+        for name in names
+    }
+    ours, theirs = dict(bodies), dict(bodies)
+    for number, name in enumerate(names):
+        ours[name] = bodies[name].replace(f"{name}_4 = 4", f"{name}_4 = 40")
+        theirs[name] = [bodies[name], ours[name], bodies[name].replace(f"{name}_4 = 4", f"{name}_4 = 1")][
+            number % 3
+        ]
+    releases = TwoReleases(tmp_path, {"m.py": "".join(bodies.values())}, {"m.py": "".join(theirs.values())})
+    (file,) = releases.add_patch({"m.py": "".join(ours.values())}).files
+    place = releases.place
+    versions = FileVersions(
+        Version(place.git, place.old_before, "m.py"), Version(place.git, place.new_before, "m.py"), None, None
+    )
+    together = versions.try_hunks(file.hunks)
+    assert together == tuple(versions.try_hunks([hunk])[0] for hunk in file.hunks)
+    assert together == ("applies", "absorbed", "conflict") * 4
+    assert versions.try_hunks([]) == ()
+
+
+def test_of_places_that_are_equally_good_the_first_is_named(tmp_path: Path) -> None:
+    gone = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
+    wanted = {"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")}
+    others = {f"a{number}.py": "nothing = 0\n" for number in range(10)}
+    copies = dict.fromkeys(("b.py", "a2.py", "a2.txt"), f"# new\n{gone}")
+    new = {"m.py": MODULE.replace(gone, ""), **others, **copies}
+    (file,) = explain(tmp_path, {"m.py": MODULE}, new, wanted)
+    elsewhere = file.hunks[0].elsewhere
+    assert elsewhere
+    assert (elsewhere.path, elsewhere.line) == ("a2.py", 2)
+
+
 def test_lines_that_are_gone_show_what_is_around_their_place(tmp_path: Path) -> None:
     gone = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
     wanted = MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")

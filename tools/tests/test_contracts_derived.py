@@ -9,6 +9,7 @@ from contractkit import NEW_FILE, findings, place_of
 from tworeleases import TwoReleases
 
 from vllm_stack.contracts import check_contracts, list_contracts
+from vllm_stack.git import git_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -496,6 +497,25 @@ def test_what_moved_is_found(tmp_path: Path) -> None:
     assert found.found == "there is no f in demo/up.py; f is now in demo/deep/there.py:1"
     assert found.consequences == ("demo.up.f accepts ()",)
     assert "-def f(): pass" in found.upstream_change
+
+
+def test_what_moved_is_found_by_a_git_without_perls_expressions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    refusing = programs / "git"
+    refusing.write_text(
+        '#!/bin/sh\nfor word; do\n  test "$word" != -P || { echo "fatal: no -P" >&2; exit 128; }\ndone\n'
+        f'exec {git_program()} "$@"\n'
+    )
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    git_program.cache_clear()
+    try:
+        test_what_moved_is_found(tmp_path / "project")
+    finally:
+        git_program.cache_clear()
 
 
 def test_a_module_that_is_gone_is_one_finding(tmp_path: Path) -> None:
