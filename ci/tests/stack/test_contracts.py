@@ -208,8 +208,8 @@ def test_no_name_of_upstreams_own_code_is_called_unbound(target: tuple[Base, Sta
     """Every function taken as if a patch had changed it: all that is reported would be a false alarm."""
     base, _ = target
     lost, reads = [], 0
-    with base.git.reading_blobs() as read:
-        tree = SourceTree(list_blobs(base.git, base.commit), read)
+    with base.git.opened() as git:
+        tree = SourceTree(list_blobs(git, base.commit), git.data)
         paths = [path for path in tree.blobs if path.startswith((*OWN_CODE, "vllm_gguf_plugin/"))]
         for path, name in ((path, module_name(path)) for path in paths):
             module = None if name is None else tree.module(name)
