@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from contractkit import findings, place_of
-from tworeleases import TwoReleases
+from tworeleases import TwoReleases, commit_files
 
+from vllm_stack.amended import still_relies
 from vllm_stack.carrying import carry
 from vllm_stack.contracts import check_contracts, list_contracts
 from vllm_stack.contracts.bindings import function_scope, module_names
@@ -469,6 +470,22 @@ def test_a_renamed_file(tmp_path: Path) -> None:
     (found,) = check_contracts(carried(place_of(tmp_path, {UP: old}, moved, patch)))
     assert (found.contract, found.path) == ("demo.up.f binds b", UP)
     assert "read at demo/deep/moved.py:7" in found.found
+
+
+def test_what_an_amendment_leaves_is_still_broken(tmp_path: Path) -> None:
+    """The statement is another one by then, and the name in it is as unbound as before."""
+    place = place_of(
+        tmp_path,
+        {UP: source("def f(a, b):\n")},
+        {UP: source("def f(c, d):\n")},
+        {UP: source("def f(a, b):\n", "print(a, b)\n")},
+    )
+    for amended, left in (("print(c, b)\n", ["demo.up.f binds b"]), ("print(c, d)\n", [])):
+        files = {"demo/__init__.py": "", UP: source("def f(c, d):\n", amended)}
+        commit = commit_files(place.git, files, "Amended", place.new_before)
+        there = replace(place, new_after=commit)
+        found = [one for one in check_contracts(there) if still_relies(there, one)]
+        assert [one.contract for one in found] == left
 
 
 def test_a_keyword_that_upstreams_function_does_not_take(tmp_path: Path) -> None:
