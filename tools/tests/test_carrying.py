@@ -359,6 +359,17 @@ def test_upstream_took_crlf(tmp_path: Path) -> None:
     assert done.messages == ("demo/core.py: upstream changed its line endings to CRLF",)
 
 
+def test_a_binary_file_that_both_changed(tmp_path: Path) -> None:
+    old, new = {"demo/data.bin": b"\0one\n"}, {"demo/data.bin": b"\0two\n"}
+    releases = TwoReleases(tmp_path, {**old, "demo/core.py": CORE}, {**new, "demo/core.py": CORE})
+    made = releases.add_patch({"demo/data.bin": b"\0three\n"})
+    done = carry(releases.git, made, releases.old_base, releases.head, releases.new_base)
+    assert done.outcome is Outcome.CONFLICT
+    assert done.messages == (
+        "demo/data.bin: it is a binary file, and both the patch and upstream changed it",
+    )
+
+
 def test_upstream_has_had_crlf_all_along(tmp_path: Path) -> None:
     old = CORE.replace("\n", "\r\n")
     fix = ("return value * 5\r\n", "return value * 500\r\n")

@@ -494,8 +494,9 @@ def test_work_in_the_checkout_while_a_rebase_is_open_is_not_moved_away(rebased: 
     assert rebased.run("--continue").report["status"] == "accepted"
 
 
+@pytest.mark.parametrize("last", ["--abort", "--continue"])
 def test_commits_made_while_accepting_was_interrupted_are_not_moved_away(
-    rebased: Rebased, monkeypatch: pytest.MonkeyPatch
+    rebased: Rebased, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     project = rebased.project
     project.ok("apply")
@@ -512,7 +513,8 @@ def test_commits_made_while_accepting_was_interrupted_are_not_moved_away(
         assert done.error["details"][0].endswith("[Demo] Work meanwhile")
         assert project.git("rev-parse", "HEAD").strip() == commit
     project.git("reset", "--quiet", "--hard", "HEAD^")
-    assert rebased.run("--abort").code == 0
+    assert rebased.run(last).code == 0, "an --abort that was refused leaves both ways open"
+    assert project.stack.pin.release == {"--abort": "1.0.0", "--continue": "2.0.0"}[last]
 
 
 @pytest.mark.parametrize("word", ["--continue", "--abort"])

@@ -108,7 +108,7 @@ class Journal:
 
         What is being written lies in ``session``, the rebase's folder, until it is complete.
         """
-        self._require_known(root)
+        self.require_known(root)
         for name in self.folders:
             (root / name).mkdir(exist_ok=True)
             sync_directory((root / name).parent)
@@ -117,14 +117,14 @@ class Journal:
 
     def undo(self, root: Path, session: Path) -> None:
         """Make every file what it was, in the same way."""
-        self._require_known(root)
+        self.require_known(root)
         for file in reversed(self.files):
             _make(root / file.path, file.before, session / _FOLDER / "part")
         for name in reversed(self.folders):
             if (root / name).is_dir() and not any((root / name).iterdir()):
                 (root / name).rmdir()
 
-    def _require_known(self, root: Path) -> None:
+    def require_known(self, root: Path) -> None:
         """Refuse when a file is neither what it was nor what it will be: somebody else changed it."""
         known = [(file.path, (file.before, file.after)) for file in self.files]
         strange = [path for path, either in known if _read(root / path) not in either]

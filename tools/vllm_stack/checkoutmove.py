@@ -78,13 +78,9 @@ def move_forward(checkout: Checkout, base: Base, head: str, stack: Stack, names:
 def move_back(checkout: Checkout, before: Snapshot) -> None:
     """Put a checkout back to where it was, also from the middle of :func:`move_forward`."""
     git = checkout.git
-    interrupted = _settle_interruption(checkout)
+    require_no_loss(checkout, before)
     if Snapshot.of(checkout) == before:
         return
-    if interrupted:
-        _require_saved(checkout, before.head)
-    else:
-        require_in_step(checkout)
     # This also writes down that the checkout is being moved, should it be interrupted again.
     checkout.move_to(before.head, force=True)
     for ref, value in before.refs.items():
@@ -93,6 +89,17 @@ def move_back(checkout: Checkout, before: Snapshot) -> None:
     if before.symbolic:
         git.run("symbolic-ref", "HEAD", before.symbolic)
     write_state_bytes(checkout.folder, before.state.encode())
+
+
+def require_no_loss(checkout: Checkout, before: Snapshot) -> None:
+    """Raise WorkInProgressError, with a list, when moving a checkout back would lose somebody's work."""
+    interrupted = _settle_interruption(checkout)
+    if Snapshot.of(checkout) == before:
+        return
+    if interrupted:
+        _require_saved(checkout, before.head)
+    else:
+        require_in_step(checkout)
 
 
 def _settle_interruption(checkout: Checkout) -> bool:

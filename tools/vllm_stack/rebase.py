@@ -11,7 +11,7 @@ from vllm_stack.accepting import plan_acceptance
 from vllm_stack.applying import commit_patch
 from vllm_stack.base import Base
 from vllm_stack.checkout import Checkout
-from vllm_stack.checkoutmove import move_back, move_forward, require_in_step
+from vllm_stack.checkoutmove import move_back, move_forward, require_in_step, require_no_loss
 from vllm_stack.conflicttree import Harvest, Stop, stop_at
 from vllm_stack.errors import LintError, UsageError, WorkInProgressError
 from vllm_stack.export import export_commit
@@ -155,9 +155,13 @@ class Rebase:
             session = self._open_session()
             state = session.state
             if state.phase is not Phase.OPEN:
-                session = session.record(phase=Phase.ABORTING)
                 journal = Journal.read(session.folder)
                 checkout = Checkout.find(self.workspace.checkout(self.target))
+                # What is refused is refused before anything is taken back: --continue can still finish.
+                journal.require_known(self.workspace.root)
+                if journal.checkout and checkout:
+                    require_no_loss(checkout, journal.checkout.before)
+                session = session.record(phase=Phase.ABORTING)
                 if journal.checkout and checkout:
                     move_back(checkout, journal.checkout.before)
                 journal.undo(self.workspace.root, session.folder)
