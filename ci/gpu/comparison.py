@@ -17,7 +17,7 @@ from engine_jobs import FAR_DECODE_TOKENS, FP8_CACHES, Job
 from launches import FP8_ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from engine_runner import Run
 
@@ -47,14 +47,6 @@ class Comparison:
     def jobs(self) -> list[Job]:
         """All engines, each once."""
         return list(dict.fromkeys([*self.pair, *self.references, self.ours]))
-
-
-def make_jobs(comparisons: Sequence[Comparison]) -> tuple[list[Job], list[Job]]:
-    """Return the jobs that fill the compilation caches, one for each kind of engine, and all others."""
-    every = list(dict.fromkeys(job for comparison in comparisons for job in comparison.jobs))
-    pilots = {(job.model, job.backend, job.cache, job.ranks): job for job in reversed(every)}
-    first = [job for job in every if job in pilots.values()]
-    return first, [job for job in every if job not in first]
 
 
 def common(a: Run, b: Run) -> np.ndarray:

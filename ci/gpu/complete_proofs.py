@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import comparison
 from comparison import OURS, Comparison
-from engine_jobs import ATTENTION, DRAFTS, LONG, TEXTS, WIDE, Job
+from engine_jobs import ATTENTION, DRAFTS, LONG, TEXTS, WIDE, Job, first_of_each_kind
 from engine_runner import Run
 from rank_observer import LAST_RANK
 
@@ -86,7 +86,7 @@ class Compared:
     @classmethod
     def make_jobs(cls, chosen: list[Job]) -> tuple[list[Job], list[Job]]:
         """Return the first jobs, and all others."""
-        return comparison.make_jobs(cls.of(chosen))
+        return first_of_each_kind(job for found in cls.of(chosen) for job in found.jobs)
 
     @classmethod
     def damage_of(cls, mode: Job) -> tuple[str, ...]:

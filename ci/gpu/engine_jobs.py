@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 PROMPT_LENGTHS = (5, 77, 400, 1100, 2300, 4100, 9000, 16000)
@@ -127,6 +128,11 @@ class Job:
         return self.tensor * self.pipeline
 
     @property
+    def kind(self) -> tuple[str, str, str, int]:
+        """What an engine shares with others that it is like: compiled kernels, and most reasons to fail."""
+        return self.model, self.backend, self.cache, self.ranks
+
+    @property
     def is_prescribed(self) -> bool:
         """Whether the engine generates given tokens instead of its own choice."""
         return self.task in PRESCRIBED and not self.draft
@@ -152,6 +158,13 @@ class Job:
         """Name of the job, usable as a file name."""
         choices = [self.indexer, self.path, "invariant" if self.invariant else None]
         return "-".join([self.mode, self.backend.lower(), *(choice for choice in choices if choice)])
+
+
+def first_of_each_kind(jobs: Iterable[Job]) -> tuple[list[Job], list[Job]]:
+    """Return the first engine of each kind, which fills the compilation caches, and all others, each once."""
+    every = list(dict.fromkeys(jobs))
+    pilots = {job.kind: job for job in reversed(every)}.values()
+    return [job for job in every if job in pilots], [job for job in every if job not in pilots]
 
 
 @dataclass(frozen=True)

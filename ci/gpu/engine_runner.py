@@ -63,7 +63,7 @@ class Runner:
         self.work = work
         self.reuse = reuse
         self.deadline = deadline
-        self.failed: set[tuple[str, ...]] = set()  # kinds of engines whose first one failed
+        self.failed: set[tuple[str, str, str, int]] = set()  # kinds of engines whose first one failed
         self.runs: dict[Job, Run] = {}
         self.texts: dict[str, dict[str, list[list[int]]]] = {}
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class Runner:
     def run_model(self, pilots: list[Job], others: list[Job], workers: int) -> None:
         """Run all engines of one model: first those that fill the compilation caches."""
         self.run_all(pilots, max(1, min(len(pilots), workers)), PILOT_THREADS)
-        self.failed |= {kind(job) for job in pilots if self.runs[job].error and job.toolkit}
+        self.failed |= {job.kind for job in pilots if self.runs[job].error and job.toolkit}
         self.run_all(others, workers, THREADS)
 
     def run_all(self, jobs: list[Job], workers: int, threads: int) -> None:
@@ -103,7 +103,7 @@ class Runner:
             run.error = None
         elif left < SHORTEST_RUN:
             run.error = "not started: no time left"
-        elif kind(job) in self.failed:
+        elif job.kind in self.failed:
             run.error = "not started: the first engine of this kind failed"
         else:
             run.error = self._execute(job, threads, min(left, JOB_SECONDS))
@@ -135,11 +135,6 @@ class Runner:
         if not job.toolkit:
             command = [str(HERE / "without_toolkit.sh"), str(self.work / f"{job.name}.hidden"), *command]
         return run_logged(command, base.with_suffix(".log"), environment, self.work, seconds)
-
-
-def kind(job: Job) -> tuple[str, ...]:
-    """Return what an engine shares its compiled kernels by, and most reasons to fail."""
-    return job.model, job.backend, job.cache
 
 
 def host(work: Path, *, reuse: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from comparison import OURS
 from complete_proofs import FLASHMLA, FP8, USUAL, Compared
-from engine_jobs import ALLOCATIONS, INVARIANCE, SYNC, TEXTS, Job
+from engine_jobs import ALLOCATIONS, INVARIANCE, SYNC, TEXTS, Job, first_of_each_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -44,10 +44,7 @@ class Examined(Compared):
     @classmethod
     def make_jobs(cls, chosen: list[Job]) -> tuple[list[Job], list[Job]]:
         """Return the first jobs, one for each kind of engine, and all others."""
-        every = list(dict.fromkeys(job for mode in chosen for job in (mode, *cls.others(mode))))
-        kinds = {(job.model, job.backend, job.cache): job for job in reversed(every)}
-        first = [job for job in every if job in kinds.values()]
-        return first, [job for job in every if job not in first]
+        return first_of_each_kind(job for mode in chosen for job in (mode, *cls.others(mode)))
 
     @classmethod
     def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:

@@ -21,10 +21,15 @@ GPU = Path(engine_proof.__file__).parent
 PROOFS = engine_proof.PROOFS
 
 
-def all_jobs(name: str) -> list[Job]:
+def all_jobs_apart(name: str) -> tuple[list[Job], list[Job]]:
     proof = PROOFS[name]
     first, others = proof.make_jobs(list(proof.modes(proof.models)))
     assert not set(first) & set(others)
+    return first, others
+
+
+def all_jobs(name: str) -> list[Job]:
+    first, others = all_jobs_apart(name)
     return [*first, *others]
 
 
@@ -95,3 +100,10 @@ def test_vllm_takes_the_arguments_of_every_engine(tmp_path: Path) -> None:
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["refused"] == {}
     assert report["engines"] >= len(soak.ENGINES)
+
+
+def test_one_engine_of_each_kind_comes_first() -> None:
+    first, others = all_jobs_apart("dcp")
+    assert len({job.kind for job in first}) == len(first)
+    assert {job.kind for job in others} <= {job.kind for job in first}
+    assert {job.ranks for job in first} == {1, 2}
