@@ -43,6 +43,10 @@ SUITES: Final = [
     Suite("test_subfolders.py", before=0, ours=12),
     Suite("test_guards.py", before=0, ours=17),
     Suite("test_mtp.py", before=0, ours=14),
+    Suite("test_large_tensors.py", before=0, ours=61),
+    Suite("test_compiled_moe_limits.py", before=0, ours=12),
+    Suite("test_byte_parameters.py", before=0, ours=4),
+    Suite("test_compiled_kernels.py", before=0, ours=4),
 ]
 NOT_HERE: Final = {"test_gguf_generation.py", "test_kernels.py", "test_multimodal_gguf.py"}
 
