@@ -1,7 +1,10 @@
 """The same weights twice: as a `glm-dsa` file, and as the bf16 checkpoint that a Hugging Face model has.
 
 The file's weights come from `glm_dsa_files` of the patched plugin's tests, which knows each of them without a
-decoder; the checkpoint holds them rounded to bf16. Nothing of the plugin takes part.
+decoder, or from `gguf_language`; the checkpoint holds them rounded to bf16. Nothing of the plugin takes part.
+
+What vLLM keeps in float32 is float32 in the checkpoint, too: rounding the norm of the indexer's keys alone
+exchanges 12 of 512 selected keys a position, and moves log-probabilities as far as 8-bit activations do.
 """
 
 from __future__ import annotations
@@ -40,6 +43,13 @@ WHOLE: Final = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 EXPERTS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+NEXTN: Final = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+FLOAT32: Final = ("indexer.k_norm",)
 TOP: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -78,22 +88,39 @@ def checkpoint(config: Any, tensors: Mapping[str, Any]) -> Iterator[tuple[str, t
             yield f"{TOP[stem]}.{suffix}", value.to(torch.bfloat16)
             continue
         _, layer, part = stem.split(".", 2)
-        prefix = f"model.layers.{layer}"
         if "indexer." in part and not has_indexer(config, int(layer)):
             continue
+        prefix = f"model.layers.{layer}"
         if part in WHOLE:
-            yield f"{prefix}.{WHOLE[part]}.{suffix}", value.to(torch.bfloat16)
-        elif part in EXPERTS:
-            for expert, weight in enumerate(value.to(torch.bfloat16)):
-                yield f"{prefix}.mlp.experts.{expert}.{EXPERTS[part]}.weight", weight.clone()
-        elif part == "exp_probs_b":
-            yield f"{prefix}.mlp.gate.e_score_correction_bias", value
-        elif part == "attn_k_b":
-            halves = value, values[f"blk.{layer}.attn_v_b.weight"]
-            heads = [torch.cat([k.T, v]) for k, v in zip(*halves, strict=True)]
-            yield f"{prefix}.self_attn.kv_b_proj.weight", torch.cat(heads).to(torch.bfloat16)
-        elif part != "attn_v_b":
-            raise KeyError(name)
+            dtype = torch.float32 if part in FLOAT32 else torch.bfloat16
+            yield f"{prefix}.{WHOLE[part]}.{suffix}", value.to(dtype)
+        else:
+            yield from _split_or_joined(values, prefix, stem, part)
+
+
+def _split_or_joined(
+    values: Mapping[str, torch.Tensor], prefix: str, stem: str, part: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a tensor becomes that the checkpoint has in another way, or in the MTP layer only."""
+    import torch
+
+    if part == "exp_probs_b":
+        yield f"{prefix}.mlp.gate.e_score_correction_bias", values[f"{stem}.bias"]
+        return
+    value = values[f"{stem}.weight"].to(torch.bfloat16)
+    if part in NEXTN:
+        yield f"{prefix}.{NEXTN[part]}.weight", value
+    elif part in EXPERTS:
+        for expert, weight in enumerate(value):
+            yield f"{prefix}.mlp.experts.{expert}.{EXPERTS[part]}.weight", weight.clone()
+    elif part == "attn_k_b":
+        halves = value, values[f"{stem.replace('attn_k_b', 'attn_v_b')}.weight"].to(torch.bfloat16)
+        heads = [torch.cat([k.T, v]) for k, v in zip(*halves, strict=True)]
+        yield f"{prefix}.self_attn.kv_b_proj.weight", torch.cat(heads)
+    elif part != "attn_v_b":
+        raise KeyError(stem)
+    if part == "nextn.eh_proj":  # the checkpoint has the output head twice, the file once
+        yield f"{prefix}.shared_head.head.weight", values["output.weight"].to(torch.bfloat16)
 
 
 def write_both(folder: Path, config: Any, tensors: dict[str, Any]) -> tuple[Path, Path]:

@@ -1,10 +1,12 @@
-"""Run one engine on a GGUF file or on its bf16 twin: score given text, or time decoding.
+"""Run one engine on a GGUF file or on its bf16 twin: score text, continue it with drafts, time decoding.
 
     python gguf_worker.py JOB.json
 
 Writes JOB.npz with log-probabilities and JOB.result.json with figures; exits 0 only if both are complete.
 With `kernels` set to `dequantized`, the plugin's two products are replaced, in this process only, by products
-with the dequantized weights: then nothing but the loading differs from the bf16 twin.
+with the dequantized weights: then nothing but the loading differs from the bf16 twin. With `eight-bit` these
+products round what they multiply to blocks of 8 bits, as the plugin's compiled kernels do: the difference to
+`dequantized` is what this rounding makes, and kernels may make no more.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Final
 TIMED_PROMPT: Final = 512
 TIMED_TOKENS: Final = 128
 TIMED_BATCHES: Final = (1, 8)
+CONTINUED_TOKENS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,10 @@ class GgufJob:
         model: Path of a GGUF file, or folder of a checkpoint.
         config: Folder of the config.json.
         backend: Name of an attention backend.
-        kernels: `plugin`, or `dequantized`.
+        kernels: `compiled` or `triton`, the plugin's, or stand-ins: `dequantized`, `eight-bit`.
         ranks: Tensor parallel size.
-        timed: Whether decoding is timed instead of scoring text.
+        drafted: Tokens that the MTP layer drafts; the text is then continued, too.
+        timed: Whether decoding is timed, after the text was scored.
         dummy: Whether weights are made up, for timing a model that is in no file.
 
     """
@@ -42,8 +46,9 @@ class GgufJob:
     model: str
     config: str
     backend: str
-    kernels: str = "plugin"
+    kernels: str = "compiled"
     ranks: int = 1
+    drafted: int = 0
     timed: bool = False
     dummy: bool = False
 
@@ -74,11 +79,21 @@ def engine_arguments(job: GgufJob) -> dict[str, Any]:
         arguments["compilation_config"] = {"cudagraph_capture_sizes": list(TIMED_BATCHES)}
     if job.dummy:
         arguments["load_format"] = "dummy"
+    if job.drafted:
+        arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": job.drafted}
     return arguments
 
 
-def multiply_dequantized() -> None:
-    """Replace the products of the plugin by products with dequantized weights."""
+def eight_bits(x: Any) -> Any:
+    """Round to blocks of 32 numbers of 8 bits with a common scale in float16, as float32."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    numbers = (blocks / scale.clamp_min(1e-30)).round()
+    return (numbers * scale.half().float()).flatten(-2)
+
+
+def multiply_dequantized(*, rounded: bool) -> None:
+    """Replace the plugin's products by products of dequantized weights, with activations rounded or not."""
     import gguf
     import torch
     from vllm_gguf_plugin import ops, quantization
@@ -92,7 +107,10 @@ def multiply_dequantized() -> None:
         return weight.to(dtype)
 
     def product(x: torch.Tensor, qweight: torch.Tensor, kind: int) -> torch.Tensor:
-        return x @ weight_of(qweight, kind, x.dtype).T
+        if not rounded or kind in quantization.UNQUANTIZED_TYPES:
+            return x @ weight_of(qweight, kind, x.dtype).T
+        exact: torch.Tensor = eight_bits(x) @ weight_of(qweight, kind, torch.float32).T
+        return exact.to(x.dtype)
 
     def experts(
         x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
@@ -129,6 +147,35 @@ def timed(engine: Any, batch: int) -> dict[str, float]:
     return {"prefill_seconds": first, "tokens_per_second": batch * TIMED_TOKENS / (whole - first)}
 
 
+def continued(engine: Any, text: list[list[int]]) -> dict[str, Any]:
+    """Continue the text by tokens that the engine chooses; return them and the engine's steps.
+
+    An engine that accepts no draft needs a step for each token.
+    """
+    from engine_tasks import count_steps
+    from engine_worker import generate
+
+    steps = count_steps(engine)
+    _, tokens = generate(engine, text, CONTINUED_TOKENS)
+    return {"tokens": tokens, "steps": len(steps), "tokens_each": CONTINUED_TOKENS}
+
+
+def choose_kernels(job: GgufJob) -> None:
+    """Make the plugin use the kernels that the job names.
+
+    Raises:
+        RuntimeError: If the compiled ones cannot be imported.
+
+    """
+    if job.kernels in ("dequantized", "eight-bit"):
+        multiply_dequantized(rounded=job.kernels == "eight-bit")
+    elif job.kernels == "compiled" and job.model.endswith(".gguf"):
+        from vllm_gguf_plugin import ops
+
+        if not ops._cuda_kernel_available("ggml_moe_a8"):
+            raise RuntimeError("the plugin's compiled kernels are not available")
+
+
 def main() -> None:
     """Run the job in the file that the command line names."""
     import numpy as np
@@ -140,23 +187,25 @@ def main() -> None:
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_USE_FLASHINFER_SAMPLER="0",
         VLLM_NO_USAGE_STATS="1",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
         HF_HUB_OFFLINE="1",
+        # The compiled kernels dequantize in float16, those in Triton in float32.
+        VLLM_GGUF_USE_CUDA="1" if job.kernels == "compiled" else "0",
     )
-    if job.kernels == "dequantized":
-        multiply_dequantized()
+    choose_kernels(job)
     from engine_worker import score
     from vllm import LLM
 
     started = time.monotonic()
     engine = LLM(**engine_arguments(job))
     figures: dict[str, Any] = {"job": asdict(job), "start_seconds": time.monotonic() - started}
-    arrays = {"none": np.zeros(1, np.float32)}
+    arrays = {"prefill": np.asarray(score(engine, text), np.float32)}
+    if not np.isfinite(arrays["prefill"]).all():
+        raise RuntimeError("log-probabilities are not finite")
+    if job.drafted:
+        figures["continued"] = continued(engine, text)
     if job.timed:
         figures["decode"] = {str(batch): timed(engine, batch) for batch in TIMED_BATCHES}
-    else:
-        arrays = {"prefill": np.asarray(score(engine, text), np.float32)}
-        if not np.isfinite(arrays["prefill"]).all():
-            raise RuntimeError("log-probabilities are not finite")
     stored: dict[str, Any] = arrays
     with path.with_suffix(".npz").open("wb") as file:
         np.savez_compressed(file, **stored)

@@ -6,14 +6,11 @@ Uses the files and references that the patched plugin's tests write and work out
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from plugin_tree import REPOSITORY, TREE
+from plugin_tree import REPOSITORY, TREE, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,25 +36,6 @@ for label, model_class in MODEL_CLASSES.items():
     found[label] = [int(name.split(".")[2]) for name in names]
 print("FOUND", json.dumps(found))
 """
-
-
-def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python where the plugin's test modules can be imported."""
-    inherited = os.environ.get("PYTHONPATH")
-    variables = {
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(TREE / "tests"), *([inherited] if inherited else [])]),
-        "VLLM_TARGET_DEVICE": "cpu",
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def test_layers_have_an_indexer_where_indexer_types_say_so(tmp_path: Path) -> None:
