@@ -6,7 +6,9 @@ Without `--root` the installed vLLM is tested; with it, the kernel file of a che
 (`standalone.CARRIED_FILES`). Every shape gets fresh inputs. Outputs, scratch, cache rows between
 blocks, and index entries behind the valid ones hold poison; every buffer lies between guard bytes
 that are compared afterwards. Every variant that the kernel may launch is compiled first through the
-product's own warm-up, and nothing may be compiled after that. Exits 1 if any check fails.
+product's own warm-up, and nothing may be compiled after that. A quarter of the shapes has a cache of the
+fp8_ds_mla layout, decoded by the GPU or in software as the chip that is pretended does. Exits 1 if any check
+fails.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import random
 import secrets
 import sys
@@ -23,6 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import fp8_rows
+import kernel_variants
 import standalone
 import torch
 
@@ -69,6 +72,10 @@ HEADS = (
 # (capability, multiprocessors, shared memory): None is the GPU itself.
 OTHER_CHIPS = (((12, 0), 188, 99 << 10), ((8, 0), 108, 163 << 10), ((10, 0), 148, 227 << 10))
 COMPILE_TOKENS = 8192
+FP8 = "fp8_ds_mla"
+
+Kind = tuple[torch.dtype, int]
+"""Of a cache: its dtype, uint8 for fp8_ds_mla, and the number of RoPE values."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,17 @@ class Shape:
     with_lse: bool
     graph: bool
     seed: int
+    fp8: bool = False
+
+    @property
+    def cache(self) -> Kind:
+        """The kind of cache."""
+        return (torch.uint8 if self.fp8 else self.dtype), self.rope
+
+    @property
+    def kind(self) -> str:
+        """Name of the cache's format."""
+        return FP8 if self.fp8 else str(self.dtype).removeprefix("torch.")
 
 
 @dataclass
@@ -106,12 +124,13 @@ def draw_shape(rng: random.Random, index: int) -> Shape:
     tokens = 0 if index % 40 == 0 else round(2 ** rng.uniform(0, 12))
     budget = 3 << 20  # entries: keeps the float64 reference affordable
     width = 128 * rng.randint(1, max(1, min(32, budget // max(tokens, 1) // 128)))
+    fp8 = index % 7 in (1, 4)
     return Shape(
         tokens=tokens,
         heads=rng.choice(HEADS) if index % 3 else rng.choice((8, 16, 32, 64, 128)),
         width=width,
         rope=64 if index % 3 else 0,
-        dtype=torch.float16 if index % 5 == 0 else torch.bfloat16,
+        dtype=torch.float16 if index % 5 == 0 and not fp8 else torch.bfloat16,
         chip=index % 4,
         counts=rng.choice(("full", "random", "random", "short", "zero-heavy")),
         high_rows=index % 4 == 1,
@@ -119,6 +138,7 @@ def draw_shape(rng: random.Random, index: int) -> Shape:
         with_lse=rng.random() < 0.8,
         graph=index % 8 == 2 and tokens <= MOST_GRAPH_TOKENS,
         seed=rng.getrandbits(31),
+        fp8=fp8,
     )
 
 
@@ -219,15 +239,19 @@ class Inputs:
 
     def _plant(self) -> None:
         """Give some queries one dominant key, at the places where an error would hide."""
-        for token in range(min(self.shape.tokens, 6)):
+        shape = self.shape
+        for token in range(min(shape.tokens, 6)):
             count = int(self.valid_counts[token])
             places = {0, count - 1, 15, 16, 31, 32, 63, 64, count // 2, (count - 1) // 64 * 64}
             for place in sorted(p for p in places if 0 <= p < count)[token % 3 :: 3]:
-                head = place % self.shape.heads
+                head = place % shape.heads
                 row = int(self.indices.tensor[token, place])
                 parts = [self.q_nope.tensor[token, head]]
                 parts += [self.q_pe.tensor[token, head]] if self.q_pe is not None else []
-                self.cache[row] = torch.cat(parts)
+                if shape.fp8:
+                    fp8_rows.write_row(self.cache[row], torch.cat(parts))
+                else:
+                    self.cache[row] = torch.cat(parts)
 
 
 def scale_of(shape: Shape) -> float:
@@ -246,7 +270,8 @@ def reference(inputs: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor]
         counts = inputs.valid_counts[part]
         valid = torch.arange(shape.width, device=DEVICE) < counts[:, None]
         rows = torch.where(valid, inputs.indices.tensor[part], 0)
-        keys = inputs.cache[rows.long()].double()
+        keys = inputs.cache[rows.long()]
+        keys = fp8_rows.read_rows(keys, shape.rope) if shape.fp8 else keys.double()
         keys[~valid] = 0.0
         q = inputs.q_nope.tensor[part].double()
         if inputs.q_pe is not None:
@@ -294,20 +319,21 @@ def compare_lse(got: torch.Tensor, expected: torch.Tensor, live: torch.Tensor, o
 class Checker:
     """Runs shapes through the kernel and keeps what it launched."""
 
-    def __init__(self, kernels: Any, caches: dict[tuple[torch.dtype, int], torch.Tensor]) -> None:
+    def __init__(self, kernels: Any, caches: dict[Kind, torch.Tensor]) -> None:
         self.kernels = kernels
         self.caches = caches
         self.launched: set[Any] = set()
         self.chips = [kernels.get_device_info(0)]
         self.chips += [kernels.SparseMLADeviceInfo(*chip) for chip in OTHER_CHIPS]
-        for wrapper in (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL):
-            standalone.record_launches(wrapper, self.launched)
+        for name in standalone.WRAPPERS:
+            standalone.record_launches(getattr(kernels, name), self.launched)
 
     def prepare(self, shape: Shape) -> tuple[Inputs, list[Guarded], Callable[[], None]]:
         """Return the inputs of a shape, the scratch, and what launches the kernel on them."""
-        inputs = Inputs(shape, self.caches[shape.dtype, shape.rope])
+        inputs = Inputs(shape, self.caches[shape.cache])
         chip = self.chips[shape.chip]
-        sizes = self.kernels.scratch_shapes(shape.tokens, shape.heads, shape.width, RANK, chip)
+        arguments = (shape.tokens, shape.heads, shape.width, RANK, chip, shape.cache[0])
+        sizes = self.kernels.scratch_shapes(*arguments)
         scratch = [Guarded(size, dtype) for size, dtype in sizes]
         for buffer in scratch:
             buffer.tensor.fill_(float("nan"))
@@ -357,54 +383,28 @@ class Checker:
         for chip in self.chips:
             for heads in HEADS:
                 for rope in (0, 64):
-                    for dtype in (torch.bfloat16, torch.float16):
+                    for cache in (torch.bfloat16, torch.float16, torch.uint8):
+                        dtype = torch.float16 if cache == torch.float16 else torch.bfloat16
                         args = (heads, 4096, RANK, rope, dtype, chip, COMPILE_TOKENS)
-                        found |= set(self.kernels.iter_variants(*args))
+                        found |= set(self.kernels.iter_variants(*args, cache_dtype=cache))
         return found
 
 
 def make_cache(dtype: torch.dtype, rope: int, seed: int) -> torch.Tensor:
-    """Return a cache of normal values; block 0 and the rows between blocks are NaN."""
+    """Return a cache of random values; block 0 and the rows between blocks are NaN."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    cache = torch.empty(CACHE_ROWS, RANK + rope, dtype=dtype, device=DEVICE)
+    is_fp8 = dtype == torch.uint8
+    width = fp8_rows.ROW_BYTES if is_fp8 else RANK + rope
+    cache = torch.empty(CACHE_ROWS, width, dtype=dtype, device=DEVICE)
     for part in cache.split(1 << 19):
-        part.copy_(torch.randn(part.shape, generator=generator, device=DEVICE))
-    cache.view(-1, BLOCK_STRIDE, RANK + rope)[:, BLOCK:] = float("nan")
-    cache[:BLOCK] = float("nan")  # block 0 belongs to nobody, and masked entries point there
+        if is_fp8:
+            fp8_rows.fill_random(part, rope, generator)
+        else:
+            part.copy_(torch.randn(part.shape, generator=generator, device=DEVICE))
+    nan = fp8_rows.NAN_BYTE if is_fp8 else float("nan")
+    cache.view(-1, BLOCK_STRIDE, width)[:, BLOCK:] = nan
+    cache[:BLOCK] = nan  # block 0 belongs to nobody, and masked entries point there
     return cache
-
-
-def compile_variant(job: tuple[str, dict[str, Any], str | None]) -> None:
-    """Compile one variant into the disk cache, in a worker process."""
-    wrapper_name, fields, root = job
-    kernels = standalone.load_kernel(None if root is None else Path(root))
-    compile_here(getattr(kernels, wrapper_name), fields)
-
-
-def compile_here(wrapper: Any, fields: dict[str, Any]) -> None:
-    """Make a variant available in this process through the product's warm-up."""
-    dtype = getattr(torch, fields["dtype"])
-    wrapper.compile(type(wrapper).CompileKey(**(fields | {"dtype": dtype})))
-
-
-def warm_up(kernels: Any, variants: set[Any], root: Path | None, processes: int) -> None:
-    """Compile all variants in parallel, then load them here."""
-    jobs = []
-    for variant in variants:
-        is_split = isinstance(variant, kernels.SparseMLASplitKernel.CompileKey)
-        fields = asdict(variant) | {"dtype": str(variant.dtype).removeprefix("torch.")}
-        name = "_SPLIT_KERNEL" if is_split else "_MERGE_KERNEL"
-        jobs.append((name, fields, None if root is None else str(root)))
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(compile_variant, jobs, chunksize=1)
-    for name, fields, _ in jobs:
-        compile_here(getattr(kernels, name), fields)
-
-
-def compiled_count(kernels: Any) -> int:
-    """Number of binaries that Triton holds for the two kernels."""
-    wrappers = (kernels._SPLIT_KERNEL, kernels._MERGE_KERNEL)
-    return sum(len(w.kernel.device_caches[torch.cuda.current_device()][0]) for w in wrappers)
 
 
 def describe(shape: Shape) -> dict[str, Any]:
@@ -413,16 +413,15 @@ def describe(shape: Shape) -> dict[str, Any]:
 
 
 def summarise(outcomes: list[Outcome]) -> list[str]:
-    """Return the table of worst figures by dtype and head count class."""
-    lines = [f"{'dtype':>9} {'heads':>8} {'shapes':>6} {'worst':>9} {'mean':>9} {'lse':>9}"]
-    for dtype in (torch.bfloat16, torch.float16):
+    """Return the table of worst figures by cache and head count class."""
+    lines = [f"{'cache':>10} {'heads':>8} {'shapes':>6} {'worst':>9} {'mean':>9} {'lse':>9}"]
+    for kind in ("bfloat16", "float16", FP8):
         for low, high in ((1, 16), (17, 32), (33, 64), (65, 128)):
-            some = [o for o in outcomes if o.shape.dtype == dtype and low <= o.shape.heads <= high]
+            some = [o for o in outcomes if o.shape.kind == kind and low <= o.shape.heads <= high]
             worst, mean, lse = (
                 max((getattr(o, name) for o in some), default=0.0) for name in ("worst", "mean", "lse")
             )
-            name = str(dtype).removeprefix("torch.")
-            lines.append(f"{name:>9} {low:>3}-{high:<4} {len(some):>6} {worst:9.2e} {mean:9.2e} {lse:9.2e}")
+            lines.append(f"{kind:>10} {low:>3}-{high:<4} {len(some):>6} {worst:9.2e} {mean:9.2e} {lse:9.2e}")
     return lines
 
 
@@ -437,20 +436,22 @@ def main() -> int:
     args = parser.parse_args()
     started = time.monotonic()
     kernels = standalone.load_kernel(args.root)
-    pairs = [(d, r) for d in (torch.bfloat16, torch.float16) for r in (0, 64)]
+    pairs = [(d, r) for d in (torch.bfloat16, torch.float16, torch.uint8) for r in (0, 64)]
     caches = {pair: make_cache(*pair, seed=args.seed + n) for n, pair in enumerate(pairs)}
     checker = Checker(kernels, caches)
     allowed = checker.allowed()
-    warm_up(kernels, allowed, args.root, args.processes)
-    warm_s, compiled = time.monotonic() - started, compiled_count(kernels)
+    kernel_variants.warm_up(kernels, allowed, args.root, args.processes)
+    warm_s, compiled = time.monotonic() - started, kernel_variants.compiled_count(kernels)
     checker.launched.clear()
     rng = random.Random(args.seed)
     outcomes = [checker.run(draw_shape(rng, index)) for index in range(args.shapes)]
     problems = [(describe(o.shape), o.problems) for o in outcomes if o.problems]
     if not checker.launched <= allowed:
         problems.append(({}, [f"launched unannounced {checker.launched - allowed}"]))
-    if compiled_count(kernels) != compiled:
-        problems.append(({}, [f"{compiled_count(kernels) - compiled} compiled after warm-up"]))
+    if kernel_variants.compiled_count(kernels) != compiled:
+        problems.append(
+            ({}, [f"{kernel_variants.compiled_count(kernels) - compiled} compiled after warm-up"])
+        )
     report = {
         **standalone.measured_on(),
         "seed": args.seed,

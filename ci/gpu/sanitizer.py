@@ -60,7 +60,8 @@ _PLAIN = Shape(
     tokens=1, heads=8, width=128, rope=64, dtype=torch.bfloat16, chip=0, counts="random", high_rows=True,
     duplicates=False, with_lse=True, graph=False, seed=1,
 )  # fmt: skip
-# On 132 multiprocessors: each tile of the GPU at hand, with and without splits, and one of a smaller chip.
+# On 132 multiprocessors: each tile of the GPU at hand, with and without splits, and one of a smaller chip; an
+# fp8_ds_mla cache that the GPU converts, and one that is decoded in software.
 SHAPES = (
     replace(_PLAIN, heads=1, counts="full"),
     replace(_PLAIN, tokens=3, width=256, rope=0, counts="zero-heavy", seed=2),
@@ -73,6 +74,8 @@ SHAPES = (
     replace(_PLAIN, tokens=4, heads=128, width=256, dtype=torch.float16, counts="full", seed=9),
     replace(_PLAIN, tokens=34, heads=128, rope=0, with_lse=False, seed=10),
     replace(_PLAIN, tokens=5, heads=24, width=384, chip=1, seed=11),
+    replace(_PLAIN, tokens=3, heads=24, width=256, fp8=True, seed=12),
+    replace(_PLAIN, tokens=67, heads=8, rope=0, chip=2, fp8=True, seed=13),
 )
 
 
@@ -255,7 +258,7 @@ def work(arguments: argparse.Namespace) -> int:
         return 0
     Guarded.exact = True
     shapes = SHAPES[:1] if arguments.planted else SHAPES
-    pairs = {(shape.dtype, shape.rope) for shape in shapes}
+    pairs = {shape.cache for shape in shapes}
     caches = {pair: make_cache(*pair, seed=5) for pair in pairs}
     checker = Checker(standalone.load_kernel(arguments.root), caches)
     done: dict[str, Any] = {"shapes": [], "problems": []}

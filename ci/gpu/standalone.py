@@ -19,9 +19,12 @@ from typing import Any
 KERNEL = "vllm.v1.attention.ops.triton_mla_sparse"
 DECODE = "vllm.v1.attention.ops.triton_decode_attention"
 LOGITS = "vllm.v1.attention.ops.triton_mqa_logits"
+WRAPPERS = ("_SPLIT_KERNEL", "_FP8_SPLIT_KERNEL", "_MERGE_KERNEL")
+"""Names of the sparse-MLA kernels' wrappers in their module."""
 _REAL_MODULES = (
     "vllm.model_executor.warmup.jit_warmup",
     "vllm.model_executor.warmup.jit_warmup_triton_helper",
+    "vllm.v1.attention.ops.fp8_e4m3",
 )
 CARRIED_FILES = tuple(name.replace(".", "/") + ".py" for name in (*_REAL_MODULES, KERNEL, DECODE, LOGITS))
 

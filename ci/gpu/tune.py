@@ -1,6 +1,6 @@
 """Time configurations of the sparse-MLA kernel on one GPU and write every figure to a JSON file.
 
-    python tune.py --root DIR --out results/tune.json [--mode native|sm120|sm80] [--budget-s 110]
+    python tune.py --root DIR --out results/tune.json [--mode native|sm120|sm80] [--fp8] [--budget-s 110]
 
 `--root` holds the kernel file and the JIT warm-up machinery (`standalone.CARRIED_FILES`).
 
@@ -9,6 +9,8 @@ Triton takes for those chips (mma.sync and cp.async, no wgmma), assemble that PT
 hand, keep to their shared memory per block, and ask for as much more of it as makes no more blocks
 share a multiprocessor than could there. That is as close as a Hopper card comes to those chips; its
 ratios of arithmetic to bandwidth stay its own.
+
+With `--fp8` the cache has the fp8_ds_mla layout. `sm80` then decodes e4m3 in software, as below SM89.
 
 All variants are compiled first, in parallel processes. What spills registers or exceeds the shared
 memory is recorded and not timed. A timing is the median of CUDA graph replays; each graph runs over
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 DEVICE = "cuda"
 RANK, ROPE, TOPK = 512, 64, 2048
+FP8_ROW = 656  # bytes
 CACHE_ROWS = 1 << 20
 WINDOW = 1 << 16
 HEADS = (8, 16, 32, 64, 128)
@@ -65,20 +68,26 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def tiles_of(num_heads: int, mode: str) -> list[Tile]:
+def tiles_of(num_heads: int, mode: str, *, fp8: bool = False) -> list[Tile]:
     """Tiles worth compiling for a head count."""
     heads = [b for b in (16, 32, 64) if b <= max(16, num_heads)]
-    if mode == "native":
+    if fp8:
+        heads = [b for b in heads if b <= 32]  # 64 spills: half the products are narrow
+    elif mode == "native":
         heads = [b for b in heads if num_heads < 64 or b >= 32]
     else:
         heads = [b for b in heads if b <= 32]  # 64 spills there
     grid = itertools.product(heads, (16, 32, 64, 128), (4, 8), (1, 2, 3, 4, 5))
     limit = NATIVE_SMEM if mode == "native" else CHIPS[mode].block_smem
-    return [Tile(*t) for t in grid if _plausible(Tile(*t), limit)]
+    return [Tile(*t) for t in grid if _plausible(Tile(*t), limit, fp8=fp8, software=mode == "sm80")]
 
 
-def _plausible(tile: Tile, limit: int) -> bool:
+def _plausible(tile: Tile, limit: int, *, fp8: bool = False, software: bool = False) -> bool:
     """Leave out what cannot fit or has nothing to gain, before paying for its compilation."""
+    if fp8:
+        held = tile.block_n * RANK * 2 * software
+        buffered = max(1, tile.num_stages - 1) * tile.block_n * FP8_ROW
+        return tile.num_stages > 1 and tile.block_h * (RANK + ROPE) * 2 + held + buffered <= limit
     if tile.block_h >= 64 and tile.num_warps == 4:
         return False  # 256 accumulator registers a thread
     if tile.num_stages == 1:
@@ -120,19 +129,26 @@ def prepare(mode: str, cache_dir: str) -> None:
         emulate(mode)
 
 
-def compile_tile(job: tuple[Tile, bool, str, str, str]) -> dict[str, Any]:
+def words_of(mode: str) -> Any:
+    """Return how the kernel reads e4m3: in words that it decodes itself, or that the GPU converts."""
+    import torch
+
+    return torch.int32 if mode == "sm80" else torch.int16
+
+
+def compile_tile(job: tuple[Tile, bool, str, str, str, bool]) -> dict[str, Any]:
     """Compile one variant in a worker process; return its resources."""
-    tile, is_partial, mode, cache_dir, root = job
+    tile, is_partial, mode, cache_dir, root, fp8 = job
     prepare(mode, cache_dir)
     import torch
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
     kernels = standalone.load_kernel(Path(root))
-    key = kernels.SparseMLASplitKernel.CompileKey(
-        torch.bfloat16, RANK, ROPE, *tile, is_partial=is_partial, has_lse=True
-    )
-    wrapper = kernels._SPLIT_KERNEL
+    wrapper = kernels._FP8_SPLIT_KERNEL if fp8 else kernels._SPLIT_KERNEL
+    config = kernels.SparseMLAConfig(tile.block_h, tile.block_n, 1 + is_partial, *tile[2:])
+    words = words_of(mode) if fp8 else None
+    key = kernels.variants_of(config, RANK, ROPE, torch.bfloat16, has_lse=True, fp8_words=words)[0]
     inputs = wrapper.warmup_inputs(key)
     spec = inspect.unwrap(type(wrapper).__call__)(wrapper, **inputs)
     kwargs = wrapper._prepare_launch_kwargs(tuple(inputs), tuple(inputs.values()), dict(spec[1]))
@@ -160,7 +176,7 @@ class Problem:
         import torch
 
         generator = torch.Generator(DEVICE).manual_seed(seed)
-        per_set = num_tokens * TOPK * (RANK + ROPE) * 2
+        per_set = num_tokens * TOPK * kv.shape[1] * kv.itemsize
         self.num_sets = max(1, min(MAX_SETS, -(-COLD_BYTES // per_set)))
         shape = (self.num_sets, num_tokens, TOPK)
         start = torch.randint(0, CACHE_ROWS - WINDOW, (*shape[:2], 1), generator=generator, device=DEVICE)
@@ -174,7 +190,7 @@ class Problem:
         self.lse = torch.empty(num_tokens, num_heads, device=DEVICE)
         self.kv = kv
 
-    def run(self, kernels: Any, config: Any, scratch: Any, index: int) -> None:
+    def run(self, kernels: Any, config: Any, scratch: Any, index: int, device_info: Any = None) -> None:
         """Launch on one set of rows."""
         kernels.triton_mla_sparse_fwd(
             self.q[..., :RANK],
@@ -186,8 +202,23 @@ class Problem:
             self.out,
             self.lse,
             *scratch,
+            device_info=device_info,
             config=config,
         )
+
+
+def make_cache(dtype: Any) -> Any:
+    """Return random rows, with uint8 of the fp8_ds_mla layout."""
+    import fp8_rows
+    import torch
+
+    if dtype != torch.uint8:
+        return torch.randn(CACHE_ROWS, RANK + ROPE, device=DEVICE, dtype=dtype)
+    kv = torch.empty(CACHE_ROWS, FP8_ROW, device=DEVICE, dtype=dtype)
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    for part in kv.split(1 << 18):
+        fp8_rows.fill_random(part, ROPE, generator)
+    return kv
 
 
 def time_graph(launch: Callable[[int], object], num_sets: int, best: float) -> float:
@@ -236,12 +267,15 @@ def split_candidates(num_tokens: int, num_heads: int, tile: Tile, sms: int) -> l
     return fitting or [counts[-1] if programs * counts[-1] < sms else 1]
 
 
-def sweep(kernels: Any, usable: set[Tile], mode: str, deadline: float) -> list[dict[str, Any]]:
+def sweep(kernels: Any, usable: set[Tile], mode: str, deadline: float, *, fp8: bool) -> list[dict[str, Any]]:
     """Time every usable tile at every point until the deadline."""
     import torch
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    kv = torch.randn(CACHE_ROWS, RANK + ROPE, device=DEVICE, dtype=torch.bfloat16)
+    kv = make_cache(torch.uint8 if fp8 else torch.bfloat16)
+    device_info = kernels.get_device_info(0)
+    if mode == "sm80":
+        device_info = device_info._replace(capability=(8, 0))  # decides how e4m3 is read
     results: list[dict[str, Any]] = []
     points = sorted(itertools.product(TOKENS, HEADS), key=lambda p: p[0] * p[1])
     for num_tokens, num_heads in points:
@@ -249,7 +283,7 @@ def sweep(kernels: Any, usable: set[Tile], mode: str, deadline: float) -> list[d
         rows = 16 * sms * 64 + num_tokens * num_heads
         scratch = (torch.empty(rows, RANK, device=DEVICE), torch.empty(rows, device=DEVICE))
         best = float("inf")
-        for tile in tiles_of(num_heads, mode):
+        for tile in tiles_of(num_heads, mode, fp8=fp8):
             if tile not in usable:
                 continue
             for splits in split_candidates(num_tokens, num_heads, tile, sms):
@@ -259,7 +293,8 @@ def sweep(kernels: Any, usable: set[Tile], mode: str, deadline: float) -> list[d
                     tile.block_h, tile.block_n, splits, tile.num_warps, tile.num_stages
                 )
 
-                us = time_graph(partial(problem.run, kernels, config, scratch), problem.num_sets, best)
+                run = partial(problem.run, kernels, config, scratch, device_info=device_info)
+                us = time_graph(run, problem.num_sets, best)
                 best = min(best, us)
                 results.append(
                     {"heads": num_heads, "tokens": num_tokens, "us": round(us, 2)} | config._asdict()
@@ -282,17 +317,19 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", choices=("native", *CHIPS), default="native")
+    parser.add_argument("--fp8", action="store_true", help="a cache of the fp8_ds_mla layout")
     parser.add_argument("--budget-s", type=float, default=110.0, help="seconds for both phases")
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--tile", action="append", help="h,n,warps,stages: sweep only these; may be repeated")
     args = parser.parse_args()
     started = time.time()
     cache_dir = f"/tmp/tune-triton-cache-{args.mode}-{args.root.resolve().name}"
-    tiles = sorted({tile for heads in HEADS for tile in tiles_of(heads, args.mode)})
+    tiles = sorted({tile for heads in HEADS for tile in tiles_of(heads, args.mode, fp8=args.fp8)})
     if args.tile:
         wanted = {Tile(*map(int, text.split(","))) for text in args.tile}
         tiles = sorted(wanted.intersection(tiles))
-    jobs = [(t, p, args.mode, cache_dir, str(args.root)) for t in tiles for p in (False, True)]
+    common = (args.mode, cache_dir, str(args.root), args.fp8)
+    jobs = [(t, p, *common) for t in tiles for p in (False, True)]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         compiled = pool.map(compile_tile, jobs, chunksize=1)
     compile_s = time.time() - started
@@ -303,10 +340,11 @@ def main() -> None:
     bad = {c["tile"] for c in compiled if "error" in c or c["spills"] or c["smem"] > limit}
     usable = set(tiles) - bad
     print(f"{len(jobs)} variants compiled in {compile_s:.0f} s, {len(usable)}/{len(tiles)} usable")
-    results = sweep(kernels, usable, args.mode, started + args.budget_s)
+    results = sweep(kernels, usable, args.mode, started + args.budget_s, fp8=args.fp8)
     report = {
         **standalone.measured_on(),
         "mode": args.mode,
+        "fp8": args.fp8,
         "compile_s": round(compile_s, 1),
         "total_s": round(time.time() - started, 1),
         "compiled": [c | {"tile": c["tile"]._asdict()} for c in compiled],

@@ -30,6 +30,9 @@ def test_asked_for_it_serves_all_that_it_claims(ask: Ask) -> None:
             {"kv_cache_dtype": "bfloat16"},
             {"kv_cache_dtype": "auto", "dtype": "float16"},
             {"kv_cache_dtype": "float16", "dtype": "float16"},
+            {"kv_cache_dtype": "fp8"},
+            {"kv_cache_dtype": "fp8_e4m3"},
+            {"kv_cache_dtype": "fp8_ds_mla", "block_size": 128},
             {"block_size": 64},
             {"block_size": 128},
             {"block_size": 256},
@@ -41,10 +44,13 @@ def test_asked_for_it_serves_all_that_it_claims(ask: Ask) -> None:
 
 
 REFUSALS: Final[list[tuple[dict[str, Any], str]]] = [
-    ({"kv_cache_dtype": "fp8"}, "does not read the fp8 KV cache yet; use --kv-cache-dtype bfloat16"),
-    ({"kv_cache_dtype": "fp8_e4m3"}, "does not read the fp8_e4m3 KV cache yet"),
-    ({"kv_cache_dtype": "fp8_ds_mla"}, "does not read the fp8_ds_mla KV cache yet"),
-    ({"kv_cache_dtype": "float16"}, "needs the KV cache in the model's dtype: got a float16 cache"),
+    (
+        {"kv_cache_dtype": "fp8_e5m2"},
+        "does not read the fp8_e5m2 KV cache; use --kv-cache-dtype fp8 or bfloat16",
+    ),
+    ({"kv_cache_dtype": "nvfp4_ds_mla"}, "does not read the nvfp4_ds_mla KV cache"),
+    ({"kv_cache_dtype": "fp8", "dtype": "float16"}, "with bfloat16 activations only, got torch.float16"),
+    ({"kv_cache_dtype": "float16"}, "not fp8 in the model's dtype: got a float16 cache"),
     ({"decode_context_parallel_size": 2}, "'DCP not supported'"),
     ({"prefill_context_parallel_size": 2}, "'PCP not supported'"),
     ({"block_size": 32}, "'block_size not supported'"),

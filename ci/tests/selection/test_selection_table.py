@@ -1,9 +1,8 @@
 """What vLLM selects for sparse MLA, on every chip and in every state of FlashInfer.
 
 The expected values are the table "What selection must give" and, where it leaves a cell open, what
-follows from the gates of upstream's backends. ``NOTHING_YET`` marks the cells that our backend will
-fill once it reads the fp8 cache: until then the request is refused while the backend is selected, and
-the error names our reason.
+follows from the gates of upstream's backends. ``REFUSED`` marks what no backend takes: the request is
+refused while the backend is selected, and the error names our reason.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FI_SM90: Final = "FLASHINFER_MLA_SPARSE_SM90"
 FI_SM100: Final = "FLASHINFER_MLA_SPARSE"
 FI_SM120: Final = "FLASHINFER_MLA_SPARSE_SM120"
 FA4: Final = "FLASH_ATTN_MLA_SPARSE_FA4"
-NOTHING_YET: Final = None
+REFUSED: Final = None
 
 Expected = str | None
 Row = tuple[dict[str, Any], Expected, Expected]
@@ -53,7 +52,10 @@ ONLY_OURS: Final = [
         *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), num_heads=128),
         *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), index_topk=1024),
         *_with(_rows(head_size, ("auto", "float16"), OURS, OURS), dtype="float16"),
-        *_rows(head_size, FP8, NOTHING_YET, NOTHING_YET),
+        *_rows(head_size, FP8, OURS, OURS),
+        *_with(_rows(head_size, FP8, OURS, OURS), num_heads=128, index_topk=1024),
+        *_with(_rows(head_size, FP8, REFUSED, REFUSED), dtype="float16"),
+        *_rows(head_size, ("fp8_e5m2",), REFUSED, REFUSED),
     )
 ]
 
@@ -61,10 +63,10 @@ SM90: Final = [
     *_rows(576, UNQUANTIZED, FLASH_ATTN, FLASH_ATTN),
     *_with(_rows(576, UNQUANTIZED, FLASH_ATTN, FLASH_ATTN), num_heads=128),
     *_rows(576, ("fp8", "fp8_ds_mla"), FLASH_MLA, FLASH_MLA),
-    *_rows(576, ("fp8_e4m3",), FI_SM90, NOTHING_YET),
+    *_rows(576, ("fp8_e4m3",), FI_SM90, OURS),
     *_rows(512, UNQUANTIZED, FI_SM90, FLASH_ATTN),
     *_rows(512, ("fp8_ds_mla",), FLASH_MLA, FLASH_MLA),
-    *_rows(512, ("fp8", "fp8_e4m3"), FI_SM90, NOTHING_YET),
+    *_rows(512, ("fp8", "fp8_e4m3"), FI_SM90, OURS),
 ]
 
 # FA4 needs FlashInfer and CUTLASS's Python package. FLASHINFER_MLA_SPARSE passes selection without
@@ -76,7 +78,7 @@ SM10X: Final = [
     *_rows(576, ("fp8_ds_mla",), FLASH_MLA, FLASH_MLA),
     *_rows(512, UNQUANTIZED, FI_SM100, FI_SM100),
     *_rows(512, ("fp8", "fp8_e4m3"), FI_SM100, FI_SM100),
-    *_rows(512, ("fp8_ds_mla",), NOTHING_YET, NOTHING_YET),
+    *_rows(512, ("fp8_ds_mla",), OURS, OURS),
 ]
 
 SM12X: Final = [
@@ -86,10 +88,10 @@ SM12X: Final = [
         *_rows(head_size, ("bfloat16",), OURS, OURS),
         *_with(_rows(head_size, ("bfloat16",), OURS, OURS), num_heads=128),
         *_rows(head_size, ("auto",), FI_SM120, OURS),
-        *_rows(head_size, FP8, FI_SM120, NOTHING_YET),
+        *_rows(head_size, FP8, FI_SM120, OURS),
         *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), index_topk=1024),
         *_with(_rows(head_size, UNQUANTIZED, OURS, OURS), index_topk=128),
-        *_with(_rows(head_size, FP8, NOTHING_YET, NOTHING_YET), index_topk=1024),
+        *_with(_rows(head_size, FP8, OURS, OURS), index_topk=1024),
         *_with(_rows(head_size, ("auto",), OURS, OURS), dtype="float16"),
     )
 ]
@@ -127,9 +129,10 @@ def test_every_row(ask: Ask, capability: int, state: FlashInfer) -> None:
 
 
 def _names_our_reason(error: str) -> bool:
-    """Whether the error says why ours was refused: the fp8 cache."""
+    """Whether the error says why ours was refused: the kind of cache, or its activations."""
     ours = error.partition(f"{OURS}: [")[2]
-    return "does not read the fp8" in ours and "--kv-cache-dtype bfloat16" in ours
+    is_unknown = "does not read the fp8_e5m2" in ours and "--kv-cache-dtype fp8 or bfloat16" in ours
+    return is_unknown or "reads the fp8 KV cache with bfloat16 activations only, got torch.float16" in ours
 
 
 @pytest.mark.parametrize("capability", [100, 103])
@@ -147,6 +150,15 @@ def test_our_cache_keeps_its_dtype(ask: Ask) -> None:
     assert [(a["backend"], a["cache"]) for a in answers] == [(OURS, "auto"), (OURS, "bfloat16")]
 
 
+@pytest.mark.parametrize("capability", [86, 100, 121])
+@pytest.mark.parametrize("state", [FlashInfer.ABSENT])
+def test_our_fp8_cache_has_the_ds_mla_layout(ask: Ask) -> None:
+    requests = [
+        {"backend": OURS, "kv_cache_dtype": cache, "head_size": size} for cache in FP8 for size in (576, 512)
+    ]
+    assert {(a["backend"], a["cache"]) for a in ask(requests)} == {(OURS, "fp8_ds_mla")}
+
+
 GLM: Final = [
     {"model_class": "GlmMoeDsaForCausalLM", "head_size": 576},
     {"model_class": "Glm5NextModelConfig", "head_size": 512},
@@ -156,11 +168,12 @@ GLM: Final = [
 @pytest.mark.parametrize("capability", [100])
 @pytest.mark.parametrize("state", [FlashInfer.USABLE])
 def test_glm_makes_auto_an_fp8_cache_on_sm10x(ask: Ask) -> None:
-    """There ours cannot serve GLM's default yet, and says which cache it can."""
+    """Ours serves GLM's default there when it is asked for by name."""
     native, named = ask(GLM), ask([request | {"backend": OURS} for request in GLM])
     assert [a["backend"] for a in native] == [FI_SM100] * 2
+    assert [a["backend"] for a in named] == [OURS] * 2
     assert [a["cache"] for a in native] == ["fp8_e4m3", "fp8"]
-    assert all("use --kv-cache-dtype bfloat16" in a["error"] for a in named)
+    assert [a["cache"] for a in named] == ["fp8_ds_mla"] * 2
 
 
 @pytest.mark.parametrize("capability", [80, 89, 110, 120])

@@ -102,7 +102,6 @@ NOT_LAUNCHED: Final = {
     f"{_LAYERS}.sparse_attn_indexer:_fused_indexer_q_rope_quant_kernel": "DeepSeek-V2's own layers",
     f"{_LAYERS}.sparse_attn_indexer:_upcast_logits_kernel": "DeepGEMM's bf16 logits of SM100",
     "vllm.v1.attention.backends.mla.sparse_utils:sparse_mla_prepare_safe_lengths_kernel": "FlashInfer",
-    f"{_OPS}.fp8_e4m3:decode_e4m3": "called by readers of an fp8 cache below SM89",
     f"{_KDA}.fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode_kernel": "scalar gates",
     f"{_KDA}.kernels:kda_gate_fwd_kernel": "the gate is fused",
     f"{_FLA}.cumsum:chunk_local_cumsum_scalar_kernel": "the sum is fused with the gate",

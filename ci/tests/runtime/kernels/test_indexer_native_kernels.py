@@ -1,7 +1,7 @@
-"""The compiled kernels around the indexer's logits are in the wheel for each chip, and fit its shared memory.
+"""The compiled kernels around our Triton kernels are in the wheel for each chip, and fit its shared memory.
 
-They write and gather the indexer's cache and select the top keys. Code of one capability runs on later
-ones of the same generation. Capability 11.0 is a machine with an Arm processor, whose wheel is another one.
+They write and gather the indexer's cache and the fp8_ds_mla one, and select the top keys. Code of one capability
+runs on later ones of the same generation. Capability 11.0 is a machine with an Arm processor, whose wheel is another one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ DUMP: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cu
 EVERYWHERE: Final = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
+    "concat_and_cache_ds_mla_kernel",
+    "cp_gather_and_upconvert_fp8_kv_cache",
     "topKPerRowPrefill",
     "topKPerRowDecode",
     "persistent_topk_kernel",
