@@ -236,7 +236,9 @@ def test_no_space_left_at_any_step(stage: Stage, ends: Ends) -> None:
             watch(stage.folders, full_at(wanted))
             done = stage.rebased.run(*COMMANDS[stage.name])
             said = done.error["message"] if done.code else ""
-            return 0 if done.code == 2 and "No space left on device" in said else 1
+            # The last step only takes the empty folder of a rebase away that is over already.
+            over = done.code == 0 and wanted == steps and stage.name != "start"
+            return 0 if over or (done.code == 2 and "No space left on device" in said) else 1
 
         assert Fork.of(work).wait() == 0, number
         (ends.take_back if number % 2 else ends.finish)(stage)
