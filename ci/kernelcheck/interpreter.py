@@ -14,6 +14,7 @@ the largest value; a kernel under test has to clamp first, as vLLM's do.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 import numpy as np
@@ -99,6 +100,12 @@ def _launch_quietly(self: Any, *args: Any, **kwargs: Any) -> None:
         _stock_launch(self, *args, **kwargs)
 
 
+def _constexpr_positions(self: Any) -> list[int]:
+    """Return what a compiled function calls ``constexprs``; vLLM's launchers count them."""
+    parameters = inspect.signature(self.fn).parameters.values()
+    return [i for i, one in enumerate(parameters) if "constexpr" in str(one.annotation)]
+
+
 class ValueBuilder(interpreter.InterpreterBuilder):  # type: ignore[misc]
     """The interpreter's operations, with the ones that look at bits of bfloat16 or fp8 replaced."""
 
@@ -180,3 +187,4 @@ def install() -> None:
     interpreter._mxfp_value_handle_to_float32 = _mx_values
     interpreter.TensorHandle.__post_init__ = _round_and_check
     interpreter.GridExecutor.__call__ = _launch_quietly
+    interpreter.InterpretedFunction.constexprs = property(_constexpr_positions)

@@ -61,6 +61,8 @@ class Request:
     block_size: int | None = None
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
+    batch_invariant: bool = False
+    hisparse: bool = False
     model_class: str | None = None
     """Class in ``vllm.model_executor.models.config`` that adjusts the configuration first."""
 
@@ -108,6 +110,8 @@ def _vllm_config(request: Request) -> Any:
             prefill_context_parallel_size=request.prefill_context_parallel_size,
         ),
     )
+    if request.hisparse:  # set afterwards: the constructor wants the second model runner
+        config.attention_config.hisparse_config = settings.HiSparseConfig()
     hf_config = SimpleNamespace(index_topk=request.index_topk, **HF_CONFIGS[request.head_size])
     config.model_config = SimpleNamespace(
         hf_config=hf_config,
@@ -126,6 +130,7 @@ def _select(request: Request) -> Answer:
 
     selector._cached_get_attn_backend.cache_clear()
     config = _vllm_config(request)
+    os.environ["VLLM_BATCH_INVARIANT"] = str(int(request.batch_invariant))
     if request.model_class is not None:
         getattr(model_hooks, request.model_class).verify_and_update_config(config)
     cache = config.cache_config.cache_dtype

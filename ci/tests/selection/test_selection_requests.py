@@ -37,6 +37,8 @@ def test_asked_for_it_serves_all_that_it_claims(ask: Ask) -> None:
             {"block_size": 128},
             {"block_size": 256},
             {"index_topk": 512},
+            {"decode_context_parallel_size": 2},
+            {"decode_context_parallel_size": 8, "index_topk": 1152},
         )
     ]
     answers = ask(requests)
@@ -51,8 +53,10 @@ REFUSALS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"kv_cache_dtype": "nvfp4_ds_mla"}, "does not read the nvfp4_ds_mla KV cache"),
     ({"kv_cache_dtype": "fp8", "dtype": "float16"}, "with bfloat16 activations only, got torch.float16"),
     ({"kv_cache_dtype": "float16"}, "not fp8 in the model's dtype: got a float16 cache"),
-    ({"decode_context_parallel_size": 2}, "'DCP not supported'"),
     ({"prefill_context_parallel_size": 2}, "'PCP not supported'"),
+    ({"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}, "'PCP not supported'"),
+    ({"batch_invariant": True}, "'batch invariance not supported'"),
+    ({"hisparse": True}, "TRITON_MLA_SPARSE does not serve HiSparse"),
     ({"block_size": 32}, "'block_size not supported'"),
     ({"block_size": 96}, "'block_size not supported'"),
     ({"index_topk": 2000}, "requires index_topk % 128 == 0, got 2000"),

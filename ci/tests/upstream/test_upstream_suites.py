@@ -74,7 +74,12 @@ SUITES: Final = [
     ),
     Suite("kernels/attention/test_triton_mqa_logits.py", before=0, ours=110, interpret=True),
     Suite("kernels/attention/test_triton_mla_sparse.py", before=0, ours=361, interpret=True),
-    Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=236, interpret=True),
+    Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=240, interpret=True),
+    Suite("v1/attention/test_triton_mla_sparse_decode.py", before=0, ours=14, interpret=True),
+    Suite("v1/attention/test_triton_mla_sparse_dcp.py", before=0, ours=2, interpret=True),
+    Suite("v1/attention/test_indexer_dcp_merge.py", before=0, ours=38, interpret=True),
+    Suite("v1/attention/test_flashmla_sparse_dcp_selection.py", before=0, ours=25),
+    Suite("v1/worker/test_draft_jit_warmup.py", before=0, ours=2),
     Suite("kernels/attention/test_fp8_e4m3.py", before=0, ours=20, interpret=True),
     Suite("kernels/attention/test_pack_unpack_triton.py", before=8, ours=3, interpret=True, chip=86),
     Suite(

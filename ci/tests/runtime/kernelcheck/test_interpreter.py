@@ -177,3 +177,9 @@ def test_installing_twice_changes_nothing() -> None:
     interpreter.install()
     interpreter.install()
     test_bfloat16_arithmetic_rounds_after_each_operation("add")
+
+
+def test_positions_of_compile_time_arguments() -> None:
+    """Launchers of vLLM count them, as a compiled function tells them."""
+    assert kernels.copy_kernel.constexprs == [3]
+    assert kernels.dot_kernel.constexprs == [3, 4, 5]
