@@ -1,7 +1,8 @@
 """The compiled kernels around our Triton kernels are in the wheel for each chip, and fit its shared memory.
 
-They write and gather the indexer's cache and the fp8_ds_mla one, and select the top keys. Code of one capability
-runs on later ones of the same generation. Capability 11.0 is a machine with an Arm processor, whose wheel is another one.
+They write and gather the indexer's cache and the fp8_ds_mla one, and select the top keys. Code of one
+capability runs on later ones of the same generation. Capability 11.0 is a machine with an Arm processor,
+whose wheel is another one.
 """
 
 from __future__ import annotations
