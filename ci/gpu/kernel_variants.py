@@ -30,11 +30,15 @@ def key_of(wrapper: Any, fields: dict[str, Any]) -> Any:
     return type(wrapper).CompileKey(**(fields | dtypes))
 
 
+def compile_here(wrapper: Any, fields: dict[str, Any]) -> None:
+    """Make a variant that `job_of` took apart available in this process, through the product's warm-up."""
+    wrapper.compile(key_of(wrapper, fields))
+
+
 def compile_variant(job: Job) -> None:
     """Compile one variant into the disk cache, in a worker process."""
     name, fields, root = job
-    wrapper = getattr(standalone.load_kernel(None if root is None else Path(root)), name)
-    wrapper.compile(key_of(wrapper, fields))
+    compile_here(getattr(standalone.load_kernel(None if root is None else Path(root)), name), fields)
 
 
 def warm_up(kernels: Any, variants: set[Any], root: Path | None, processes: int) -> None:

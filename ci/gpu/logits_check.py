@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import logits_problems
 import standalone
 import torch
-from kernel_check import Guarded, compile_here
+from kernel_check import Guarded
+from kernel_variants import compile_here
 from logits_problems import DEVICE, HEAD_DIM, KEY_BYTES, DecodeShape, PrefillShape
 
 if TYPE_CHECKING:
