@@ -16,8 +16,8 @@ FLASH_MLA: Final = "FLASHMLA_SPARSE"
 FI_SM100: Final = "FLASHINFER_MLA_SPARSE"
 REFUSED: Final = None
 
-DCP: Final = {"decode_context_parallel_size": 2, "num_heads": 8}
-MANY_HEADS: Final = DCP | {"num_heads": 64}
+DCP: Final[dict[str, Any]] = {"decode_context_parallel_size": 2, "num_heads": 8}
+MANY_HEADS: Final[dict[str, Any]] = DCP | {"num_heads": 64}
 Row = tuple[dict[str, Any], str | None]
 
 EVERY_CACHE: Final[list[Row]] = [

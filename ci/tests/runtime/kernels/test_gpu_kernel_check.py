@@ -23,7 +23,7 @@ def check() -> Iterator[Any]:
     """The script, for the CPU and a small cache."""
     sys.path.insert(0, str(GPU))
     try:
-        module = import_module("kernel_check")
+        module: Any = import_module("kernel_check")
     finally:
         sys.path.remove(str(GPU))
     module.DEVICE, module.CACHE_ROWS = "cpu", 8 * module.BLOCK_STRIDE
