@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -240,7 +241,8 @@ def test_nothing_is_started_before_something_is_asked(
     assert not processes
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+# Not SIGINT: a shell lets what it starts in the background ignore it.
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_process_is_an_error_and_the_next_question_starts_another(
     git: Git, commit: str, processes: list[subprocess.Popen[bytes]], number: int
 ) -> None:
@@ -320,7 +322,8 @@ def test_a_stuck_process_does_not_keep_from_closing() -> None:
         assert started[0].returncode == -signal.SIGKILL
         assert time.monotonic() - before < PATIENCE
     finally:
-        os.killpg(started[0].pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the shell may have been killed before it slept
+            os.killpg(started[0].pid, signal.SIGKILL)
 
 
 def test_an_exception_closes_it(git: Git, commit: str, processes: list[subprocess.Popen[bytes]]) -> None:
