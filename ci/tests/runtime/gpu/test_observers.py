@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections import deque
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ import rank_observer
 import torch
 from health_tasks import failure
 from scheduling import BatchWatch
-from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
 
 @pytest.fixture(autouse=True)
@@ -183,14 +183,16 @@ def test_only_the_last_rank_is_zeroed(rank: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("version", ["2.28.9", "2.29.7"])
 def test_an_older_nccl_loses_what_sleep_mode_needs(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = [function.name for function in NCCLLibrary.exported_functions]
+    # Not at the top: tests of kernels must pretend a chip before vLLM is imported.
+    binding = import_module("vllm.distributed.device_communicators.pynccl_wrapper").NCCLLibrary
+    every = [function.name for function in binding.exported_functions]
     missing = rank_observer.SLEEP_FUNCTIONS if version == "2.28.9" else ()
     library = SimpleNamespace(**{name: None for name in every if name not in missing})
-    monkeypatch.setattr(NCCLLibrary, "exported_functions", NCCLLibrary.exported_functions)
+    monkeypatch.setattr(binding, "exported_functions", binding.exported_functions)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     monkeypatch.setenv("VLLM_NCCL_SO_PATH", "libnccl.so.2")
     rank_observer.allow_older_nccl()
-    left = [function.name for function in NCCLLibrary.exported_functions]
+    left = [function.name for function in binding.exported_functions]
     assert left == [name for name in every if name not in missing]
     assert set(rank_observer.SLEEP_FUNCTIONS) < set(every)
 
