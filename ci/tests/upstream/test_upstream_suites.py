@@ -77,7 +77,7 @@ SUITES: Final = [
     Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=240, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_decode.py", before=0, ours=14, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_dcp.py", before=0, ours=2, interpret=True),
-    Suite("v1/attention/test_indexer_dcp_merge.py", before=0, ours=38, interpret=True),
+    Suite("v1/attention/test_indexer_dcp_merge.py", before=0, ours=46, interpret=True),
     Suite("v1/attention/test_flashmla_sparse_dcp_selection.py", before=0, ours=25),
     Suite("v1/worker/test_draft_jit_warmup.py", before=0, ours=2),
     Suite("kernels/attention/test_fp8_e4m3.py", before=0, ours=20, interpret=True),
