@@ -204,12 +204,17 @@ class GroupsProof(Compared):
         return ("zero", "shift") if mode.force_mqa else ()
 
 
-class ContextProof(Compared):
+class TwoRanks(Compared):
+    """What both GPUs of a host run together."""
+
+    ranks: ClassVar = 2
+    workers: ClassVar = 6
+
+
+class ContextProof(TwoRanks):
     """Decode context parallelism; the references have tensor parallelism alone, the natives neither."""
 
     texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text", "far_text")}
-    ranks: ClassVar = 2
-    workers: ClassVar = 6
 
     @staticmethod
     def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
@@ -230,13 +235,11 @@ class ContextProof(Compared):
         return (LAST_RANK, "lse", "shift") if mode.force_mqa else ()
 
 
-class PipelineProof(Compared):
+class PipelineProof(TwoRanks):
     """Two stages of a pipeline; GLM-5.3-Flash does not support them."""
 
     models: ClassVar = ("glm5",)
     texts: ClassVar = {"long_text": TEXTS["long_text"]}
-    ranks: ClassVar = 2
-    workers: ClassVar = 6
 
     @staticmethod
     def comparisons(models: Iterable[str]) -> Iterator[Comparison]:

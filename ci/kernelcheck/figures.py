@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+
+KEPT: Final = Path(__file__).with_name("figures")
+"""The figures in the repository: a folder for each Triton, a file for each family of kernels."""
 
 SCHEMA: Final = 1
 """Version of the JSON document that :func:`write_figures` makes."""
@@ -94,3 +97,8 @@ def read_figures(path: Path) -> list[Figures]:
     if document["schema"] != SCHEMA:
         raise ValueError(f"{path}: schema {document['schema']}, expected {SCHEMA}")
     return [Figures.from_json(each) for each in document["kernels"]]
+
+
+def unusable(figures: Iterable[Figures]) -> list[Figures]:
+    """Return the kernels that do not fit their chip, or spill."""
+    return [each for each in figures if not each.fits or each.local_memory]

@@ -12,13 +12,17 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kernelcheck.chips import CHIPS
 from kernelcheck.figures import Figures, read_figures, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+TRITON_36: Final = Path(sys.prefix) / "triton36"
+"""An older Triton, which `ci/test` installs beside the environment's own."""
 
 
 class CompileProcessError(RuntimeError):

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
 import triton
 
 from kernelcheck.chips import CHIPS
-from kernelcheck.figures import Figures, read_figures, render
+from kernelcheck.figures import KEPT, Figures, read_figures, render, unusable
 from kernelcheck.jit_sources import Sources, entry_kernels, import_closure
 from kernelcheck.platform import vllm_folder
-from kernelcheck.processes import compile_cases, compiling_environment
+from kernelcheck.processes import TRITON_36, compile_cases, compiling_environment
 from tests.runtime.kernels.forward_path_list import DEEP, ELSEWHERE, NOT_LAUNCHED, OFF_PATH, SEEDS
 
 MODULE: Final = "tests.runtime.kernels.forward_path"
-KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
-#: Installed beside the environment's own by `ci/test`.
-TRITON_36: Final = Path(sys.prefix) / "triton36"
 WITHOUT_E4M3: Final = (80, 86)
 SAMPLE_36: Final = (80, 90, 120)
 
@@ -79,7 +75,7 @@ def test_the_whole_path_compiles_without_e4m3(capability: int) -> None:
 
 def test_what_is_patched_fits_every_chip_and_never_spills(patched: list[Figures]) -> None:
     assert {each.capability for each in patched} == set(CHIPS)
-    assert [each for each in patched if not each.fits or each.local_memory] == []
+    assert unusable(patched) == []
 
 
 def test_an_older_triton_compiles_what_is_patched() -> None:
@@ -89,7 +85,7 @@ def test_an_older_triton_compiles_what_is_patched() -> None:
     kept = read_figures(KEPT / "triton-3.6.0" / "forward_path.json")
     # Its assembler does not know SM110.
     assert {each.capability for each in kept} == set(CHIPS) - {110}
-    assert [each for each in kept if not each.fits or each.local_memory] == []
+    assert unusable(kept) == []
     assert render(compiled) == render([each for each in kept if each.capability in SAMPLE_36])
 
 

@@ -7,7 +7,6 @@ SM120 and SM121 may use 101,376. The patch chooses the configuration from the ch
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kernelcheck.chips import Chip, chip
-from kernelcheck.figures import Figures, read_figures, render
+from kernelcheck.figures import KEPT, Figures, read_figures, render
 from kernelcheck.processes import compile_cases
 
 from . import mla_decode
@@ -25,6 +24,7 @@ from .mla_decode import SHAPES, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CASES = "tests.runtime.kernels.mla_decode:every_case"
 STAGE_1 = "_fwd_grouped_kernel_stage1"
@@ -32,7 +32,6 @@ SMALL, LARGE = (89, 120, 121), (90, 100)
 TOO_LARGE = {shape.name for shape in SHAPES if shape.head_dim == 576 and shape.is_mla} - {
     "DeepSeek, bf16 cache"
 }
-KEPT = Path(__file__).parents[3] / "kernelcheck" / "figures"
 
 Key = tuple[str, str, int]
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import triton
 
 from kernelcheck.chips import CHIPS
-from kernelcheck.figures import Figures, read_figures, render
-from kernelcheck.processes import compile_cases, compiling_environment
+from kernelcheck.figures import KEPT, Figures, read_figures, render, unusable
+from kernelcheck.processes import TRITON_36, compile_cases, compiling_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CASES: Final = "tests.runtime.kernels.mla_sparse:every_variant"
-KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
-#: Installed beside the environment's own by `ci/test`.
-TRITON_36: Final = Path(sys.prefix) / "triton36"
 CHIPS_OF_99_KB: Final = (86, 89, 120, 121)
 ROWS: Final = {"rope 0": 512, "rope 64": 576}
 
@@ -30,7 +29,7 @@ def compiled() -> list[Figures]:
 
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert unusable(compiled) == []
 
 
 def test_every_chip_has_both_kinds(compiled: list[Figures]) -> None:
@@ -71,7 +70,7 @@ def test_an_older_triton_compiles_what_was_kept() -> None:
     compiled = compile_cases(CASES, chips, import_first=[TRITON_36])
     assert {each.triton for each in compiled} == {"3.6.0"}
     assert {each.capability for each in compiled} == set(chips)
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert unusable(compiled) == []
     assert render(compiled) == (KEPT / "triton-3.6.0" / "mla_sparse.json").read_text()
 
 
@@ -102,4 +101,4 @@ def test_kept_figures_of_every_triton_fit(path: Path) -> None:
     """Other versions of Triton, for which CI does not compile, fit and do not spill either."""
     kept = read_figures(path)
     assert {f"triton-{each.triton}" for each in kept} == {path.parent.name}
-    assert [each for each in kept if not each.fits or each.local_memory] == []
+    assert unusable(kept) == []

@@ -5,21 +5,19 @@ Its merge is the one of :mod:`test_triton_mla_sparse_aot`, which also compares w
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import triton
 
 from kernelcheck.chips import CHIPS
-from kernelcheck.figures import Figures, read_figures, render
-from kernelcheck.processes import compile_cases
+from kernelcheck.figures import KEPT, Figures, read_figures, render, unusable
+from kernelcheck.processes import TRITON_36, compile_cases
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CASES: Final = "tests.runtime.kernels.mla_sparse:every_fp8_variant"
-KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
-#: Installed beside the environment's own by `ci/test`.
-TRITON_36: Final = Path(sys.prefix) / "triton36"
 SOFTWARE_E4M3: Final = (80, 86)
 #: Both ways to decode, each with much and with little shared memory.
 SAMPLE_36: Final = (80, 86, 90, 120)
@@ -35,7 +33,7 @@ def compiled() -> list[Figures]:
 
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert unusable(compiled) == []
 
 
 def test_every_chip_has_all_kinds(compiled: list[Figures]) -> None:
@@ -84,7 +82,7 @@ def test_an_older_triton_compiles_what_was_kept() -> None:
     """A GPU host may have torch 2.11 with Triton 3.6."""
     compiled = compile_cases(CASES, SAMPLE_36, import_first=[TRITON_36])
     assert {each.triton for each in compiled} == {"3.6.0"}
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert unusable(compiled) == []
     assert render(compiled) == (KEPT / "triton-3.6.0" / "mla_sparse_fp8.json").read_text()
 
 
@@ -99,4 +97,4 @@ def test_kept_figures_of_every_triton_fit(path: Path) -> None:
     """Other versions of Triton, for which CI does not compile, fit and do not spill either."""
     kept = read_figures(path)
     assert {f"triton-{each.triton}" for each in kept} == {path.parent.name}
-    assert [each for each in kept if not each.fits or each.local_memory] == []
+    assert unusable(kept) == []

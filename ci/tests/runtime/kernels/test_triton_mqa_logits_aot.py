@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import triton
 
 from kernelcheck.chips import CHIPS
-from kernelcheck.figures import Figures, read_figures, render
-from kernelcheck.processes import compile_cases, compiling_environment
+from kernelcheck.figures import KEPT, Figures, read_figures, render, unusable
+from kernelcheck.processes import TRITON_36, compile_cases, compiling_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CASES: Final = "tests.runtime.kernels.mqa_logits:every_variant"
-KEPT: Final = Path(__file__).parents[3] / "kernelcheck" / "figures"
-#: Installed beside the environment's own by `ci/test`.
-TRITON_36: Final = Path(sys.prefix) / "triton36"
 SOFTWARE_E4M3: Final = (80, 86)
 MMA_SYNC: Final = (80, 86, 89, 120, 121)
 #: Compiling takes most of a minute a chip.
@@ -32,7 +31,7 @@ def compiled() -> list[Figures]:
 
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
-    assert [each for each in compiled if not each.fits or each.local_memory] == []
+    assert unusable(compiled) == []
 
 
 def test_every_chip_has_both_kinds_for_every_head_count(compiled: list[Figures]) -> None:
@@ -107,4 +106,4 @@ def test_kept_figures_of_every_triton_fit(path: Path) -> None:
     """Other versions of Triton, for which CI does not compile, fit and do not spill either."""
     kept = read_figures(path)
     assert {f"triton-{each.triton}" for each in kept} == {path.parent.name}
-    assert [each for each in kept if not each.fits or each.local_memory] == []
+    assert unusable(kept) == []
