@@ -173,7 +173,7 @@ def _reason(carried: _Carried, at: Stages) -> str:
 def _reason_of_lines(carried: _Carried, old: Side, new: Side) -> str:
     if old.mode != new.mode:
         return "upstream made another kind of file of it"
-    if any(b"\0" in carried.git.run("cat-file", "blob", side.blob).stdout for side in (old, new)):
+    if any(b"\0" in carried.git.data(side.blob) for side in (old, new)):
         return "it is a binary file, and both the patch and upstream changed it"
     before, after = carried.text(old).ends_in_crlf, carried.text(new).ends_in_crlf
     if before != after:
