@@ -21,12 +21,6 @@ CHIPS_OF_99_KB: Final = (86, 89, 120, 121)
 ROWS: Final = {"rope 0": 512, "rope 64": 576}
 
 
-@pytest.fixture(scope="module")
-def compiled() -> list[Figures]:
-    """Every variant on every chip, in bfloat16 and float16."""
-    return compile_cases(CASES, CHIPS)
-
-
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
     assert unusable(compiled) == []

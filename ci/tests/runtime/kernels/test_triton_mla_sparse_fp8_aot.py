@@ -25,12 +25,6 @@ ROWS: Final = {"rope 0": (512, 528), "rope 64": (576, 656)}
 """Elements of a query, and bytes of a cache row that are read."""
 
 
-@pytest.fixture(scope="module")
-def compiled() -> list[Figures]:
-    """Every variant on every chip."""
-    return compile_cases(CASES, CHIPS)
-
-
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
     assert unusable(compiled) == []

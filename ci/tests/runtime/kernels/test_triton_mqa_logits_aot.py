@@ -23,12 +23,6 @@ MMA_SYNC: Final = (80, 86, 89, 120, 121)
 SAMPLE_36: Final = (90, 120)
 
 
-@pytest.fixture(scope="module")
-def compiled() -> list[Figures]:
-    """Every variant on every chip."""
-    return compile_cases(CASES, CHIPS)
-
-
 def test_every_variant_fits_and_none_spills(compiled: list[Figures]) -> None:
     assert {each.capability for each in compiled} == set(CHIPS)
     assert unusable(compiled) == []
