@@ -31,6 +31,7 @@ from .forward_path_base import (
     TOKENS,
     TOPK,
     V32,
+    by_key_scales,
     compile_variant,
     empty,
     module,
@@ -270,7 +271,7 @@ def patched() -> Iterator[Case]:
     for cache in ("auto", "fp8", "fp8_ds_mla"):
         for interleave in (True, False):
             call = partial(norm_rope, cache, indexer=True, interleave=interleave)
-            yield f"norm and rope, {cache} cache, interleaved {interleave}", call
+            yield from by_key_scales(f"norm and rope, {cache} cache, interleaved {interleave}", call)
     yield "norm and rope, shared layer", partial(norm_rope, "auto", indexer=False, interleave=False)
     for quantized in (False, True):
         for interleave in (True, False):
@@ -279,7 +280,7 @@ def patched() -> Iterator[Case]:
     yield "queries, shared layer", partial(fused_q, quantized=False, indexer=False, interleave=False)
     yield "packing", packing
     yield "rotated queries", glm.rotated_queries
-    yield "pooled keys", glm.pooled_keys
+    yield from by_key_scales("pooled keys", glm.pooled_keys)
 
 
 def every_launch() -> Iterator[Case]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import triton
@@ -47,6 +49,25 @@ class OnGpu(torch.Tensor):
 def empty(*shape: int, kind: torch.dtype = BF16) -> torch.Tensor:
     """Return a tensor that a launcher takes for one on a GPU."""
     return torch.empty(*shape, dtype=kind).as_subclass(OnGpu)
+
+
+def by_key_scales(name: str, call: Callable[[], object]) -> Iterator[Case]:
+    """Yield a launch for each form of the scales of the indexer's keys that the chip can meet.
+
+    On SM100 DeepGEMM wants MX scales; whether it is used depends on this machine's compilers, which must not
+    decide what is compiled here.
+    """
+    yield name, partial(_with_key_scales, call, mx=False)
+    if import_module("vllm.platforms").current_platform.is_device_capability_family(100):
+        yield f"{name}, MX scales", partial(_with_key_scales, call, mx=True)
+
+
+def _with_key_scales(call: Callable[[], object], *, mx: bool) -> None:
+    deep_gemm = import_module("vllm.utils.deep_gemm")
+    with patch.object(deep_gemm, "_use_deep_gemm_mqa_logits", lambda: mx):
+        deep_gemm.mqa_logits_use_mx_scales.cache_clear()
+        call()
+    deep_gemm.mqa_logits_use_mx_scales.cache_clear()
 
 
 @contextmanager
