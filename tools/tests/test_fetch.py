@@ -519,7 +519,11 @@ def shared_server() -> Iterator[IndexServer]:
         yield running
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     data=st.binary(min_size=1, max_size=60),
     answers=st.lists(ANSWERS, max_size=6),

@@ -182,6 +182,23 @@ class Problem:
         ]
         return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
 
+    def logits_error(self) -> float:
+        """Return how far any logit of :meth:`run` may lie from that of :meth:`reference`.
+
+        With one query head per KV head the kernel works in the type of the query: each product, their sum,
+        the scale and its product are rounded once. Else logits are exact products summed in float32.
+        """
+        if self.shape.heads != self.shape.kv_heads:
+            return 1e-5
+        keys = [self._tokens(self.keys, self.key_scale, row).float() for row in range(len(self.lengths))]
+        largest = max((query * key).abs().sum(-1).max() for query, key in zip(self.query, keys, strict=True))
+        return 4 * torch.finfo(self.shape.query).eps / 2 * self.softmax_scale * float(largest)
+
+    def largest_value(self) -> float:
+        """Return the largest absolute value that is attended to."""
+        rows = range(len(self.lengths))
+        return max(float(self._tokens(self.values, self.value_scale, row).abs().max()) for row in rows)
+
     def _tokens(self, cache: torch.Tensor, scale: torch.Tensor, row: int) -> torch.Tensor:
         """Return one request's rows; fp8 is dequantised to the query's type, as the kernel does."""
         length = self.lengths[row]

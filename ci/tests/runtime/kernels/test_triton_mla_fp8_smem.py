@@ -6,6 +6,7 @@ SM120 and SM121 may use 101,376. The patch chooses the configuration from the ch
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -152,16 +153,16 @@ def shapes() -> st.SearchStrategy[Shape]:
 def check(shape: Shape, lengths: list[int], splits: int) -> None:
     """Compare: the output is rounded to its type once, and P once, to the type of V.
 
-    Logits are exact products summed in float32, except with one query head per KV head: that
-    kernel multiplies in the type of the query.
+    An error of e in each logit moves their log-sum-exp by at most e and each weight by a factor exp(2 e).
     """
     problem = mla_decode.draw_problem(shape, lengths)
     (out, lse), (expected_out, expected_lse) = problem.run(splits), problem.reference()
+    logits_error = problem.logits_error()
     tolerance = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}[shape.query]
     largest = expected_out.abs().amax().clamp(min=1.0)
-    assert float(((out.double() - expected_out).abs() / largest).max()) < tolerance
-    lse_tolerance = tolerance if shape.heads == shape.kv_heads else 1e-5
-    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=lse_tolerance)
+    moved = math.expm1(2 * logits_error) * problem.largest_value()
+    assert float((out.double() - expected_out).abs().max()) < tolerance * largest + moved
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=logits_error)
 
 
 @given(
@@ -172,7 +173,11 @@ def check(shape: Shape, lengths: list[int], splits: int) -> None:
     seed=st.integers(0, 2**32),
 )
 @example(Shape("", 80, 64, 5, 1, 3, torch.bfloat16, torch.float8_e4m3fn), [1, 33, 65], 3, 1, 0)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_numbers_with_either_tile(
     use_chip: Callable[[Chip], None],
     shape: Shape,
