@@ -208,7 +208,7 @@ class TwoRanks(Compared):
     """What both GPUs of a host run together."""
 
     ranks: ClassVar = 2
-    workers: ClassVar = 6
+    workers: ClassVar = 10  # of two processes each, on the 32 cores of a host with two GPUs
 
 
 class ContextProof(TwoRanks):

@@ -1,6 +1,6 @@
 """Pack vLLM and what it needs to run as pieces for a GPU host that has torch but no network.
 
-    python ci/gpu/make_bundle.py --out .gpu-bundle [--wheel dist/vllm-….whl] [--piece-mb 60]
+    python ci/gpu/make_bundle.py --out .gpu-bundle [--wheel dist/vllm-….whl] [--piece-mb 50]
 
 Makes a site folder for the host's Python out of a vLLM wheel (the official one, or a patched one) and
 the wheels that it requires, leaves out what the host has already, compresses it, and cuts it into pieces
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--wheel", type=Path, help=f"vLLM wheel; default: download vllm=={RELEASE}")
     parser.add_argument("--python", default="3.12")
-    parser.add_argument("--piece-mb", type=int, default=60)
+    parser.add_argument("--piece-mb", type=int, default=50, help="a call carries 64 with the tree")
     parser.add_argument("--have", type=Path, default=HERE / "host-packages.txt", help="what the host has")
     options = parser.parse_args()
     work = options.out / "work"

@@ -88,6 +88,7 @@ class Session:
         self.modes: list[str] = arguments.modes
         self.segments: list[int] = arguments.segments
         self.invariant: bool = arguments.invariant
+        self.reuse: bool = arguments.reuse
         self.names = {step: step for step in STEPS}
         if arguments.engine_name:
             self.names |= dict.fromkeys(PROOFS.keys() & set(arguments.steps), arguments.engine_name)
@@ -185,6 +186,7 @@ class Session:
         seconds = max(1.0, (self.left() - reserved - 10) * PROOFS[step].seconds / together)
         options = ["--proof", PROOFS[step].name, "--work", str(self.work / step)]
         options += ["--files", str(self.installed), "--seconds", f"{seconds:.0f}"]
+        options += ["--reuse"] if self.reuse else []
         return self.start(step, *options, *(["--modes", *self.modes] if self.modes else []))
 
     def start_soak(self, reserved: float) -> subprocess.Popen[bytes]:
@@ -200,12 +202,12 @@ class Session:
         return self.start(SANITIZER, "--work", str(self.work / "sanitizer"), "--seconds", f"{seconds:.0f}")
 
     def keep_logs(self) -> None:
-        """Keep all logs, and the engines' figures, from which `engine_proof.py --reuse` can judge again.
+        """Keep these steps' logs, and engines' figures, from which `engine_proof.py --reuse` can judge again.
 
         The log-probabilities are an archive of their own: should they be too much to be carried back, what
         the engines said still is.
         """
-        steps = (*PROOFS, SOAK)
+        steps = [step for step in (*PROOFS, SOAK) if step in self.results]
         logs = [f"{step}/{kind}" for step in steps for kind in ("*.log", "host.json", "*.result.json")]
         self.archive("logs", ["*.txt", "sanitizer/*.log", *logs])
         self.archive("arrays", [f"{step}/*.npz" for step in steps])
@@ -234,7 +236,7 @@ def shortage(steps: list[str], seconds: float, *, whole: bool) -> str | None:
     Args:
         steps: What is to run.
         seconds: Time for everything.
-        whole: Whether the proofs run all their modes; how long a choice of them takes is not known.
+        whole: Whether the proofs run all their engines; how long a choice of them takes is not known.
 
     """
     needed = sum(PROOFS[step].seconds for step in steps if step in PROOFS) if whole else 0.0
@@ -260,9 +262,12 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--invariant", action="store_true", help="soak with VLLM_BATCH_INVARIANT, see soak.py"
     )
+    parser.add_argument(
+        "--reuse", action="store_true", help="run only the engines whose results --work does not hold yet"
+    )
     arguments = parser.parse_args(words)
     arguments.steps = list(dict.fromkeys(arguments.steps))
-    found = shortage(arguments.steps, arguments.seconds, whole=not arguments.modes)
+    found = shortage(arguments.steps, arguments.seconds, whole=not (arguments.modes or arguments.reuse))
     if found:
         parser.error(found)
     return arguments

@@ -117,6 +117,7 @@ class Answer:
 # change these models' log-probabilities by 0.4 to 0.9 in the mean (`complete_proofs`), rounding by 0.001.
 NEAR_TIE: Final = 0.3
 MEAN_BOUND: Final = 0.05
+FEWEST: Final = 8  # log-probabilities; the mean of fewer may differ by more, as their sum may
 ANY_BOUND: Final = 1.5
 
 
@@ -152,7 +153,8 @@ def change_problem(changes: Sequence[float], *, exact: bool) -> str | None:
     if not all(map(math.isfinite, changes)):
         return "log-probabilities are not finite"
     mean, most = sum(changes) / len(changes), max(changes)
-    allowed = most == 0.0 if exact else mean <= MEAN_BOUND and most <= ANY_BOUND
+    mean_bound = MEAN_BOUND * max(len(changes), FEWEST) / len(changes)
+    allowed = most == 0.0 if exact else mean <= mean_bound and most <= ANY_BOUND
     return None if allowed else f"log-probabilities differ by {mean:.2e} in the mean and up to {most:.2e}"
 
 

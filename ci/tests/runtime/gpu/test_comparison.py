@@ -81,6 +81,19 @@ def test_each_part_has_a_bound(name: str) -> None:
     assert any(problem.startswith(f"{name}:") for problem in problems)
 
 
+@pytest.mark.parametrize("noise", [1.0, 3.0])
+def test_short_prompts_that_natives_serve_alike_may_differ_as_long_ones(noise: float) -> None:
+    runs = runs_of(BASE)
+    one, other = BASE.pair
+    runs[other].arrays |= {part: runs[one].arrays[part] for part in comparison.SHORT_PARTS}
+    seen = runs[one].arrays["short_prefill"]
+    ours = seen + np.random.default_rng(5).normal(0, noise * NOISE, POSITIONS)
+    runs[BASE.ours].arrays |= dict.fromkeys(comparison.SHORT_PARTS, ours)
+    for job in BASE.references:
+        runs[job].arrays |= dict.fromkeys(comparison.SHORT_PARTS, seen)
+    assert bool(comparison.assess(BASE, runs)["problems"]) == (noise > comparison.ALLOWED_RATIO)
+
+
 def planted(**changes: Any) -> list[str]:
     runs = runs_of(BASE)
     runs[BASE.ours].figures |= changes

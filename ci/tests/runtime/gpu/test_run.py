@@ -41,6 +41,13 @@ def test_chosen_modes_may_take_less() -> None:
     assert found.modes == ["glm5-v2-graphs-mtp1-fp8_ds_mla"]
 
 
+def test_what_is_left_of_a_proof_may_take_less(tmp_path: Path) -> None:
+    session = Started(tmp_path, "fp8", "--reuse", "--seconds", "150")
+    session.start = lambda step, *options: session.started.append((step, {"last": options[-1]}))  # type: ignore[method-assign]
+    session.start_proof(["fp8"], 0.0)
+    assert session.started == [("fp8", {"last": "--reuse"})]
+
+
 def test_every_proof_is_a_step_with_its_cards() -> None:
     assert {proof.name for proof in run.PROOFS.values()} == set(engine_proof.PROOFS)
     for proof in run.PROOFS.values():
@@ -97,11 +104,13 @@ def test_logs_and_log_probabilities_are_kept_apart(tmp_path: Path) -> None:
         "fp8/a.result.json",
         "fp8/host.json",
         "soak/soak-0.log",
+        "wide/b.npz",
         "fp8.txt",
     ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(name)
+    session.results = {"fp8": "passed", "soak": "passed"}  # wide: by an earlier call
     session.keep_logs()
     held = {}
     for archive in session.out.glob("*.tar.gz"):

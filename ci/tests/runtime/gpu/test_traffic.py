@@ -107,6 +107,13 @@ def test_planted_differences_are_found(other: Answer, exact: bool) -> None:
     assert traffic.replay_problem(answer(), other, exact=exact)
 
 
+@pytest.mark.parametrize(("count", "allowed"), [(1, True), (8, False), (20, False)])
+def test_the_mean_of_few_tokens_may_differ_by_more(count: int, allowed: bool) -> None:
+    before = replace(answer(count), prompt_logprobs=[])
+    after = replace(before, logprobs=[value - 0.2 for value in before.logprobs])
+    assert (traffic.replay_problem(before, after, exact=False) is None) == allowed
+
+
 def test_a_near_tie_may_go_the_other_way_only_where_batches_matter() -> None:
     tie = [1.0] * 10 + [0.01] + [1.0] * 9
     before = changed(gaps=tie)
