@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from engine_jobs import WITHOUT_MULTICAST
+
 TIMED_PROMPT: Final = 512
 TIMED_TOKENS: Final = 128
 TIMED_BATCHES: Final = (1, 8)
@@ -75,6 +77,8 @@ def engine_arguments(job: GgufJob) -> dict[str, Any]:
         "tensor_parallel_size": job.ranks,
         "kernel_config": {"enable_cutedsl_warmup": False},
     }
+    if job.ranks > 1:
+        arguments |= {"distributed_executor_backend": "mp", "worker_extension_cls": "gguf_ranks.GgufRank"}
     if job.timed:
         arguments["compilation_config"] = {"cudagraph_capture_sizes": list(TIMED_BATCHES)}
     if job.dummy:
@@ -192,12 +196,18 @@ def main() -> None:
         # The compiled kernels dequantize in float16, those in Triton in float32.
         VLLM_GGUF_USE_CUDA="1" if job.kernels == "compiled" else "0",
     )
+    if job.ranks > 1:
+        os.environ.update(WITHOUT_MULTICAST)
     choose_kernels(job)
     from engine_worker import score
     from vllm import LLM
 
     started = time.monotonic()
     engine = LLM(**engine_arguments(job))
+    if job.ranks > 1:
+        from gguf_ranks import require_nccl
+
+        require_nccl(engine)
     figures: dict[str, Any] = {"job": asdict(job), "start_seconds": time.monotonic() - started}
     arrays = {"prefill": np.asarray(score(engine, text), np.float32)}
     if not np.isfinite(arrays["prefill"]).all():

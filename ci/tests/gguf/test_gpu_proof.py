@@ -20,6 +20,7 @@ GPU = REPOSITORY / "ci" / "gpu"
 sys.path.insert(0, str(GPU))
 import gguf_products  # noqa: E402 - ci/gpu is no package
 import gguf_proof  # noqa: E402
+import gguf_ranks  # noqa: E402
 import gguf_worker  # noqa: E402
 
 PAIRS = ("backends", "dequantized", "dequantized, native", "eight-bit", "compiled", "triton", "damaged")
@@ -89,6 +90,30 @@ def test_jobs_of_a_variant() -> None:
     assert len({job.name for job in jobs}) == 4
     assert gguf_worker.engine_arguments(jobs[0])["speculative_config"]["num_speculative_tokens"] == 1
     assert "speculative_config" not in gguf_worker.engine_arguments(replace(jobs[0], drafted=0))
+
+
+def test_ranks_are_spread_and_named() -> None:
+    job = gguf_worker.GgufJob("a", "a.gguf", "a", "TRITON_MLA_SPARSE", ranks=2)
+    arguments = gguf_worker.engine_arguments(job)
+    assert arguments["tensor_parallel_size"] == 2
+    module, name = arguments["worker_extension_cls"].split(".")
+    assert getattr(sys.modules[module], name) is gguf_ranks.GgufRank
+    assert "worker_extension_cls" not in gguf_worker.engine_arguments(replace(job, ranks=1))
+
+
+@pytest.mark.parametrize("answers", [[], [True, False]])
+def test_ranks_without_nccl_are_an_error(answers: list[bool]) -> None:
+    asked: list[str] = []
+
+    def collective_rpc(method: str) -> list[bool]:
+        asked.append(method)
+        return answers if len(asked) == 1 else [True, True]
+
+    engine = SimpleNamespace(collective_rpc=collective_rpc)
+    with pytest.raises(RuntimeError, match="without NCCL"):
+        gguf_ranks.require_nccl(engine)
+    gguf_ranks.require_nccl(engine)
+    assert all(hasattr(gguf_ranks.GgufRank, method) for method in asked)
 
 
 def test_failed_step_does_not_hide_the_others(
