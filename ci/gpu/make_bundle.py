@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 RELEASE = "0.33.0"
+PIECE_MB = 50
 PLATFORMS = [
     *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)),
     "manylinux2014_x86_64",
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--wheel", type=Path, help=f"vLLM wheel; default: download vllm=={RELEASE}")
     parser.add_argument("--python", default="3.12")
-    parser.add_argument("--piece-mb", type=int, default=50, help="a call carries 64 with the tree")
+    parser.add_argument("--piece-mb", type=int, default=PIECE_MB, help="a call carries 64 with the tree")
     parser.add_argument("--have", type=Path, default=HERE / "host-packages.txt", help="what the host has")
     options = parser.parse_args()
     work = options.out / "work"

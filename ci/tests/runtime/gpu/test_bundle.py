@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import make_bundle
 
@@ -19,3 +21,12 @@ def test_gguf_and_what_it_imports_are_bundled() -> None:
     have = (make_bundle.HERE / "host-packages.txt").read_text().split()
     assert {"numpy", "pyyaml", "requests", "tqdm"} <= set(have)
     assert "pycountry" not in have
+
+
+def test_a_piece_travels_with_the_tracked_files() -> None:
+    root = make_bundle.HERE.parents[1]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
+    tracked = [root / name for name in listed.stdout.split("\0") if name]
+    size = sum(path.lstat().st_size for path in tracked if Path(path).exists())
+    assert tracked
+    assert make_bundle.PIECE_MB + size / 2**20 < 60  # of 64 MiB; the last call carries the wheel's files, too
