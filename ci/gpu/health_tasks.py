@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +36,12 @@ def generate(engine: Any, prompts: list[dict[str, list[int]]], tokens: int) -> i
 
 
 def failure(work: Callable[[], Any]) -> str | None:
-    """Return the error that the engine died of, None if it did not."""
+    """Return the error that the engine died of and where, None if it did not."""
     try:
         work()
     except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}, {place.name})"
     return None
 
 

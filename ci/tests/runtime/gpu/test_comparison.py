@@ -256,8 +256,23 @@ def test_reads_of_the_device_are_found() -> None:
     assert sync(None, message)["passed"]
     assert sync(None, message, native=message)["passed"]
     assert not sync(message, None)["passed"]
+    assert not sync(message, None, native=f"{message} (elsewhere.py:7, read)")["modes"][0]["passed"]
     assert not sync(None, None)["passed"]
     assert not sync(None, "RuntimeError: another")["passed"]
+
+
+def test_a_read_in_which_the_native_engine_dies_too_is_told_and_proves_nothing() -> None:
+    message = "RuntimeError: GPU<->CPU sync detected (runner.py:7, step)"
+    report = sync(message, None, native=message)
+    row = report["modes"][0]
+    assert (row["passed"], row["problems"]) == (True, [])
+    assert row["says"] == f"NOT SHOWN, both engines fail in the same place: {message}"
+    assert not report["passed"]  # nothing else was shown
+    mode, other = list(SyncProof.modes(["glm5"]))[:2]
+    runs = {job: Run(job, {"clean": message, "planted": None}) for job in (mode, *SyncProof.others(mode))}
+    runs[other] = Run(other, {"clean": None, "planted": "GPU<->CPU sync detected"})
+    runs |= {job: Run(job, {"clean": None, "planted": None}) for job in SyncProof.others(other)}
+    assert SyncProof.assess([mode, other], runs)["passed"]
 
 
 COUNTS = {
