@@ -100,8 +100,16 @@ class Session:
         return max(1.0, self.deadline - time.monotonic())
 
     def install(self, files: Path) -> None:
-        """Install the files under test."""
+        """Install the files under test.
+
+        Raises:
+            WheelFilesError: They do not match their hashes, or results of another wheel are to be kept.
+
+        """
         manifest = wheel_files.install(files, self.site)
+        before = json.loads(self.installed.read_text()) if self.installed.exists() else manifest
+        if self.reuse and before["wheel"] != manifest["wheel"]:
+            raise wheel_files.WheelFilesError(f"{self.work} holds results of {before['wheel']['name']}")
         self.installed.write_text(json.dumps(manifest))
 
     def report(self, step: str) -> Path:
@@ -209,7 +217,8 @@ class Session:
         """
         steps = [step for step in (*PROOFS, SOAK) if step in self.results]
         logs = [f"{step}/{kind}" for step in steps for kind in ("*.log", "host.json", "*.result.json")]
-        self.archive("logs", ["*.txt", "sanitizer/*.log", *logs])
+        printed = [self.log(step).name for step in self.results]
+        self.archive("logs", [*printed, *(["sanitizer/*.log"] if SANITIZER in self.results else []), *logs])
         self.archive("arrays", [f"{step}/*.npz" for step in steps])
 
     def archive(self, name: str, patterns: list[str]) -> None:

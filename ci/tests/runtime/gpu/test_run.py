@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import engine_proof
 import pytest
 import run
+import wheel_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,18 @@ def test_what_is_left_of_a_proof_may_take_less(tmp_path: Path) -> None:
     session.start = lambda step, *options: session.started.append((step, {"last": options[-1]}))  # type: ignore[method-assign]
     session.start_proof(["fp8"], 0.0)
     assert session.started == [("fp8", {"last": "--reuse"})]
+
+
+def test_results_of_another_wheel_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(name: str, *words: str) -> None:
+        monkeypatch.setattr(wheel_files, "install", lambda *_: {"wheel": {"name": name}})
+        Started(tmp_path, "fp8", *words).install(tmp_path)
+
+    install("old", "--reuse")  # nothing is there yet
+    with pytest.raises(wheel_files.WheelFilesError, match="holds results of old"):
+        install("new", "--reuse")
+    install("old", "--reuse")
+    install("new")
 
 
 def test_every_proof_is_a_step_with_its_cards() -> None:
@@ -105,6 +118,8 @@ def test_logs_and_log_probabilities_are_kept_apart(tmp_path: Path) -> None:
         "fp8/host.json",
         "soak/soak-0.log",
         "wide/b.npz",
+        "wide.txt",
+        "sanitizer/a.log",
         "fp8.txt",
     ):
         path = tmp_path / name
