@@ -141,7 +141,9 @@ def host(work: Path, *, reuse: bool) -> dict[str, Any]:
     """Describe the machine and the software, or the one that left its results in a folder."""
     path = work / "host.json"
     if not (reuse and path.exists()):
-        path.write_text(json.dumps(describe_host()))
+        whole = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        whole.write_text(json.dumps(describe_host()))
+        whole.replace(path)  # no other thread reads half of it
     described: dict[str, Any] = json.loads(path.read_text())
     return described
 

@@ -144,7 +144,6 @@ def run_segment(segment: Segment, files: dict[str, Any] | None) -> dict[str, Any
     found: dict[str, Any] = json.loads(result.read_text()) if result.exists() and error is None else {}
     return report_of(segment, found, error) | {
         "elapsed": time.monotonic() - started,
-        "host": host(segment.folder, reuse=True),
         "wheel_files": files,
     }
 
@@ -176,7 +175,8 @@ def run(arguments: argparse.Namespace) -> bool:
         small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
     with ThreadPoolExecutor(len(segments)) as pool:
         reports = list(pool.map(lambda segment: run_segment(segment, files), segments))
-    for report in reports:
+    described = {"host": host(work, reuse=True)}
+    for report in (segment | described for segment in reports):
         (arguments.out / f"soak-{report['segment']}.json").write_text(json.dumps(report, indent=1))
     print("\n".join(map(line, reports)))
     return all(report["passed"] for report in reports)
