@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import dcp_merge
 import indexer_proof
 import numpy as np
 import small_models
@@ -326,15 +327,18 @@ def main() -> int:
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
     chosen = [m for m in proof.modes(proof.models) if m.mode in (arguments.modes or [m.mode])]
     runner.damages = proof.damages(chosen)
-    for model in sorted({mode.model for mode in chosen}):
-        runner.prepare(model, proof.texts)
+    with ThreadPoolExecutor(1) as beside:
+        merge = beside.submit(dcp_merge.probe) if arguments.proof == "dcp" else None
+        for model in sorted({mode.model for mode in chosen}):
+            runner.prepare(model, proof.texts)
+    facts = {"cutedsl_merge": merge.result()} if merge else {}
     by_model = [proof.make_jobs([m for m in chosen if m.model == model]) for model in runner.texts]
     workers = max(1, (arguments.workers or proof.workers) // len(by_model))
     with ThreadPoolExecutor(len(by_model)) as pool:
         list(pool.map(lambda jobs: runner.run_model(jobs[0], jobs[1], workers), by_model))
     report = proof.assess(chosen, runner.runs)
     manifest = json.loads(arguments.files.read_text()) if arguments.files else None
-    report |= {
+    report |= facts | {
         "schema": 1,
         "host": host(work, reuse=arguments.reuse),
         "wheel_files": manifest,
@@ -344,7 +348,7 @@ def main() -> int:
         },
     }
     arguments.out.write_text(json.dumps(report, indent=1))
-    print("\n".join(proof.table(report)))
+    print("\n".join([*proof.table(report), *map(str, facts.items())]))
     return 0 if report["passed"] else 1
 
 

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dcp_merge
 from engine_worker import JOB_FILE, forbid_autotuning, observe_backend, read_task
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def install() -> Observer | None:
     job = read_task(Path(os.environ[JOB_FILE])).job
     forbid_autotuning()
     allow_older_nccl()
+    dcp_merge.do_without()
     observer: Observer = observe_backend(job)
     return observer
 

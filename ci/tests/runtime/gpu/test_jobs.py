@@ -102,6 +102,14 @@ def test_vllm_takes_the_arguments_of_every_engine(tmp_path: Path) -> None:
     assert report["engines"] >= len(soak.ENGINES)
 
 
+@pytest.mark.parametrize("name", ["dcp", "pipeline"])
+def test_the_first_engines_on_two_gpus_all_start_at_once(name: str) -> None:
+    proof = PROOFS[name]
+    for model in proof.models:
+        first, _ = proof.make_jobs(list(proof.modes([model])))
+        assert len(first) <= proof.workers // len(proof.models)
+
+
 def test_one_engine_of_each_kind_comes_first() -> None:
     first, others = all_jobs_apart("dcp")
     assert len({job.kind for job in first}) == len(first)
