@@ -94,6 +94,12 @@ def indexer() -> list[str]:
     return lines
 
 
+def failures(row: dict[str, Any]) -> str:
+    """Return what the engines of a mode died of, as the text of one cell."""
+    text = "; ".join(f"{engine}: {error}" for engine, error in row["errors"].items())
+    return " ".join(text.replace("|", "/").split())
+
+
 def compared() -> list[str]:
     """Return the tables of the proofs of the complete backend, as far as they are there."""
     lines: list[str] = []
@@ -108,13 +114,17 @@ def compared() -> list[str]:
         ]
     for name in there(COMPARED):
         for row in report(name)["modes"]:
+            if "errors" in row:
+                lines.append(f"| {name} | {row['mode']} | {failures(row)} | | | |")
+                continue
             parts = [row["differences"][part] for part in ("prefill", "decode")]
             cells = [f"{p['native']:.2e} | {max(p['ours'].values()) / p['native']:.2f}" for p in parts]
             lines.append(f"| {name} | {row['mode']} | {' | '.join(cells)} |")
     if there(EXAMINED):
         lines += ["", "| proof | mode | |", "|---|---|---|"]
     for name in there(EXAMINED):
-        lines += [f"| {name} | {row['mode']} | {row['says']} |" for row in report(name)["modes"]]
+        for row in report(name)["modes"]:
+            lines.append(f"| {name} | {row['mode']} | {failures(row) if 'errors' in row else row['says']} |")
     return lines
 
 

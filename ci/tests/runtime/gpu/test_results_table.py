@@ -28,8 +28,10 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     before = results_table.render()
     common: dict[str, Any] = {"wheel_files": FILES, "result": "passed"}
     mode = {"mode": "glm5-v2-graphs-auto-fp8_ds_mla", "differences": {"prefill": PART, "decode": PART}}
-    (tmp_path / "fp8.json").write_text(json.dumps(common | {"modes": [mode]}))
-    (tmp_path / "sync.json").write_text(json.dumps(common | {"modes": [{"mode": "m", "says": "ours clean"}]}))
+    dead = {"mode": "n", "errors": {"e": "exit\nstatus | 1"}, "passed": False}
+    (tmp_path / "fp8.json").write_text(json.dumps(common | {"modes": [mode, dead]}))
+    clean = {"mode": "m", "says": "ours clean"}
+    (tmp_path / "sync.json").write_text(json.dumps(common | {"modes": [clean, dead]}))
     names = ("requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
     soak: dict[str, Any] = {
         "segments": [0, 1],
@@ -42,6 +44,8 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "soak.json").write_text(json.dumps(common | soak | dict.fromkeys(names, 1234)))
     added = [line for line in results_table.render().splitlines() if line not in before.splitlines()]
     assert "| fp8 | glm5-v2-graphs-auto-fp8_ds_mla | 1.00e-03 | 1.10 | 1.00e-03 | 1.10 |" in added
+    assert "| fp8 | n | e: exit status / 1 | | | |" in added
+    assert "| sync | n | e: exit status / 1 |" in added
     assert "| sync | m | ours clean |" in added
     assert any(line.startswith("Soak: 912 s of 2 segments, 1,234 requests") for line in added)
     assert any(line.startswith("| soak.json | passed |") for line in added)
