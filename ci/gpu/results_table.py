@@ -20,6 +20,7 @@ COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("invariance", "sync", "allocations")
 SOAK = "soak"
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
+OURS_FP8, NATIVE_FP8 = "triton_mla_sparse_fp8", "flashmla_fp8"
 
 
 def report(name: str) -> dict[str, Any]:
@@ -56,6 +57,27 @@ def speeds() -> list[str]:
         ours, reuse, flashmla = (point["us"][kernel] for kernel in KERNELS)
         times = f"{ours:.1f} | {reuse:.1f} | {reuse / ours:.2f} | {flashmla:.1f} | {flashmla / ours:.2f}"
         lines.append(f"| {point['heads']} | {point['tokens']} | {times} |")
+    return lines
+
+
+def fp8_speeds() -> list[str]:
+    """Return the table of the kernels' times with the fp8_ds_mla cache, if they were measured."""
+    points = [point for point in report("kernel-bench")["points"] if OURS_FP8 in point["us"]]
+    if not points:
+        return []
+    lines = [
+        "",
+        "The same with the fp8_ds_mla cache, beside FlashMLA's sparse fp8 kernel.",
+        "",
+        "| heads | rows | ours, us | ours bf16 / ours | FlashMLA fp8, us | FlashMLA / ours |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for point in points:
+        ours, bf16, native = (point["us"].get(name) for name in (OURS_FP8, KERNELS[0], NATIVE_FP8))
+        flashmla = f"{native:.1f} | {native / ours:.2f}" if native is not None else "not there |"
+        lines.append(
+            f"| {point['heads']} | {point['tokens']} | {ours:.1f} | {bf16 / ours:.2f} | {flashmla} |"
+        )
     return lines
 
 
@@ -158,6 +180,7 @@ def render() -> str:
         f"{bench['triton']}; medians of graph replays in one run.",
         "",
         *speeds(),
+        *fp8_speeds(),
         "",
         *logits(),
         "",

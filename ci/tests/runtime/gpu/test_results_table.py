@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import kernel_bench
 import results_table
 
 if TYPE_CHECKING:
@@ -49,3 +50,26 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| sync | m | ours clean |" in added
     assert any(line.startswith("Soak: 912 s of 2 segments, 1,234 requests") for line in added)
     assert any(line.startswith("| soak.json | passed |") for line in added)
+
+
+def test_times_with_an_fp8_cache_have_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in results_table.RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    path = tmp_path / "kernel-bench.json"
+    bench = json.loads(path.read_text())
+    for point in bench["points"]:
+        for name in (kernel_bench.OURS_FP8, kernel_bench.NATIVE_FP8):
+            point["us"].pop(name, None)
+    path.write_text(json.dumps(bench))
+    assert results_table.fp8_speeds() == []
+    first, second = bench["points"][:2]
+    first["us"] |= {kernel_bench.OURS: 12.0, kernel_bench.OURS_FP8: 10.0, kernel_bench.NATIVE_FP8: 25.0}
+    second["us"] |= {kernel_bench.OURS: 12.0, kernel_bench.OURS_FP8: 16.0}
+    path.write_text(json.dumps(bench))
+    lines = results_table.fp8_speeds()
+    assert lines[-2:] == [
+        f"| {first['heads']} | {first['tokens']} | 10.0 | 1.20 | 25.0 | 2.50 |",
+        f"| {second['heads']} | {second['tokens']} | 16.0 | 0.75 | not there | |",
+    ]
+    assert set(lines) <= set(results_table.render().splitlines())
