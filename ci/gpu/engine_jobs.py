@@ -62,7 +62,7 @@ class Limits:
 
 
 ATTENTION, INDEXER, DRAFTS, WIDE, LONG = "attention", "indexer", "drafts", "wide", "long"
-INVARIANCE, SYNC, ALLOCATIONS, SOAK = "invariance", "sync", "allocations", "soak"
+SYNC, ALLOCATIONS, SOAK = "sync", "allocations", "soak"
 SMALL_CACHE = 160 << 20  # some 40,000 tokens in bf16, 70,000 in fp8
 WIDE_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 LIMITS: Final = {
@@ -71,7 +71,6 @@ LIMITS: Final = {
     DRAFTS: Limits(model_len=32768),
     WIDE: Limits(model_len=4096, requests=128, graphs=WIDE_GRAPHS),
     LONG: Limits(model_len=32768, tokens=2048),
-    INVARIANCE: Limits(model_len=8192, tokens=2048),
     SYNC: Limits(model_len=8192),
     ALLOCATIONS: Limits(model_len=8192),
     # Holds the longest request and little more, so that requests are preempted.
@@ -102,7 +101,6 @@ class Job:
         pipeline: Stages of pipeline parallelism.
         path: Which of its two kernels FLASHMLA_SPARSE prefills an fp8 cache with, "mixed" (the fp8 kernel)
             or "separate" (the bf16 kernel, on a copy in bf16); None leaves that to the number of heads.
-        invariant: VLLM_BATCH_INVARIANT.
 
     """
 
@@ -120,7 +118,6 @@ class Job:
     context: int = 1
     pipeline: int = 1
     path: str | None = None
-    invariant: bool = False
 
     @property
     def ranks(self) -> int:
@@ -156,7 +153,7 @@ class Job:
     @property
     def name(self) -> str:
         """Name of the job, usable as a file name."""
-        choices = [self.indexer, self.path, "invariant" if self.invariant else None]
+        choices = [self.indexer, self.path]
         return "-".join([self.mode, self.backend.lower(), *(choice for choice in choices if choice)])
 
 
@@ -197,8 +194,6 @@ def environment(job: Job) -> dict[str, str]:
     }
     if job.indexer is not None:
         variables["VLLM_SPARSE_INDEXER_LOGITS_BACKEND"] = job.indexer
-    if job.invariant:
-        variables["VLLM_BATCH_INVARIANT"] = "1"
     if job.task == SYNC:
         variables["VLLM_GPU_SYNC_CHECK"] = "error"
     if job.ranks > 1:  # spawned, so that each rank observes itself from the start (`rank_observer`)

@@ -36,7 +36,7 @@ from comparison import launched
 from complete_proofs import ContextProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
 from engine_jobs import DECODE_TOKENS, PROMPT_LENGTHS, SHORT_LENGTHS, TEXTS, Job
 from engine_runner import Run, Runner, host
-from health_proofs import AllocationProof, InvarianceProof, SyncProof
+from health_proofs import AllocationProof, SyncProof
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -295,7 +295,6 @@ PROOFS: dict[str, Any] = {
     "fp8": Fp8Proof,
     "wide": WideProof,
     "groups": GroupsProof,
-    "invariance": InvarianceProof,
     "sync": SyncProof,
     "allocations": AllocationProof,
     "dcp": ContextProof,

@@ -11,7 +11,6 @@ import engine_jobs
 from engine_jobs import DECODE_TOKENS, FAR_DECODE_TOKENS, SHORT_ALONE, SHORT_DECODE_TOKENS
 from engine_worker import Running, generate, run_batch, score, start
 from health_tasks import run_allocations, run_sync
-from invariance_task import run_invariance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,7 +165,6 @@ TASKS: Final[dict[str, Callable[[Task], Found]]] = {
     engine_jobs.DRAFTS: run_drafts,
     engine_jobs.WIDE: run_wide,
     engine_jobs.LONG: run_long,
-    engine_jobs.INVARIANCE: run_invariance,
     engine_jobs.SYNC: run_sync,
     engine_jobs.ALLOCATIONS: run_allocations,
 }

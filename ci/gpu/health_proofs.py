@@ -1,9 +1,5 @@
 """The proofs that ask an engine of TRITON_MLA_SPARSE other things than how close it is to a native one.
 
-`invariance`: with VLLM_BATCH_INVARIANT the same prompts give the same bits alone, together, among others,
-arriving late, and with their prefixes in the cache. The same engine without it must differ somewhere, or
-the proof would show nothing. GLM-5.3-Flash is left out: vLLM refuses its linear attention there.
-
 `sync`: generating with VLLM_GPU_SYNC_CHECK=error, and the same with a read of the device planted in our
 backend, which must be found. Where FLASHMLA_SPARSE dies of the same error in the same place, the read is not
 our backend's: the table says that nothing is shown there. Ours must not fail in any other way.
@@ -14,21 +10,18 @@ grow, and our `forward_mqa` and our steps allocate no more often than FLASHMLA_S
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from comparison import OURS
 from complete_proofs import FLASHMLA, FP8, USUAL, Compared
-from engine_jobs import ALLOCATIONS, INVARIANCE, SYNC, TEXTS, Job, first_of_each_kind
+from engine_jobs import ALLOCATIONS, SYNC, TEXTS, Job, first_of_each_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from engine_runner import Run
 
-WAYS = ("together", "crowded", "staggered", "cached")
 PLANTED = "GPU<->CPU sync detected"
 
 
@@ -80,54 +73,6 @@ class Examined(Compared):
             for problem in row["problems"]:
                 yield f"    {problem}"
         yield "passed" if report["passed"] else "FAILED"
-
-
-def differing(run: Run) -> Counter[str]:
-    """Return by way how many log-probabilities and tokens differ from those of the prompts asked alone."""
-    found: Counter[str] = Counter()
-    for way in WAYS:
-        for part in ("prefill", "decode", "tokens"):
-            if (way, part) == ("cached", "prefill"):
-                continue  # a prompt whose prefix is read from the cache has no log-probabilities
-            alone, array = run.arrays[f"alone_{part}"], run.arrays[f"{way}_{part}"]
-            if array.shape != alone.shape:
-                found[way] += len(alone)
-            else:
-                found[way] += int(np.count_nonzero(array != alone))
-    return found
-
-
-class InvarianceProof(Examined):
-    """Batch invariance."""
-
-    models: ClassVar = ("glm5", "glm52")
-
-    @classmethod
-    def modes(cls, models: Iterable[str]) -> Iterator[Job]:
-        """Yield all modes."""
-        for model in models:
-            for runner, graphs, cache in USUAL:
-                if model == "glm5" or (runner, graphs, cache) == USUAL[0]:
-                    yield Job(model, OURS, runner, graphs, task=INVARIANCE, cache=cache, invariant=True)
-
-    @classmethod
-    def others(cls, mode: Job) -> list[Job]:
-        """Return the same engine without batch invariance."""
-        return [replace(mode, invariant=False)]
-
-    @classmethod
-    def examine(cls, ours: Run, others: list[Run]) -> dict[str, Any]:
-        """Compare bits."""
-        found, control = differing(ours), differing(others[0])
-        problems = [f"{way}: {count} values differ" for way, count in found.items() if count]
-        if not sum(control.values()):
-            problems.append("without batch invariance nothing differs either: the proof shows nothing")
-        positions = sum(len(ours.arrays[f"alone_{part}"]) for part in ("prefill", "decode"))
-        says = f"{positions} positions, {sum(found.values())} differ; without: {sum(control.values())}"
-        return {
-            "positions": positions, "differing": dict(found), "without_invariance": dict(control),
-            "says": says, "problems": problems,
-        }  # fmt: skip
 
 
 class SyncProof(Examined):

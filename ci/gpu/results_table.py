@@ -17,7 +17,7 @@ REPORTS = (
     *("logits-check", "logits-bench", *INDEXER_REPORTS),
 )
 COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
-EXAMINED = ("invariance", "sync", "allocations")
+EXAMINED = ("sync", "allocations")
 SOAK = "soak"
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 OURS_FP8, NATIVE_FP8 = "triton_mla_sparse_fp8", "flashmla_fp8"

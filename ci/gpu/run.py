@@ -62,7 +62,6 @@ PROOFS = {
     "fp8": Proof("fp8", 400),
     "wide": Proof("wide", 140),
     "groups": Proof("groups", 140),
-    "invariance": Proof("invariance", 130),
     "sync": Proof("sync", 150),
     "allocations": Proof("allocations", 140),
     "dcp": Proof("dcp", 290, cards=2),
@@ -87,7 +86,6 @@ class Session:
         self.installed = self.work / "installed.json"
         self.modes: list[str] = arguments.modes
         self.segments: list[int] = arguments.segments
-        self.invariant: bool = arguments.invariant
         self.reuse: bool = arguments.reuse
         self.names = {step: step for step in STEPS}
         if arguments.engine_name:
@@ -201,7 +199,6 @@ class Session:
         """Start the soak with as much time as there is."""
         seconds = max(1.0, self.left() - reserved - SOAK_END)
         options = ["--segments", *map(str, self.segments), "--seconds", f"{seconds:.0f}"]
-        options += ["--invariant"] if self.invariant else []
         return self.start(SOAK, *options, "--work", str(self.work / SOAK), "--files", str(self.installed))
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
@@ -268,9 +265,6 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--engine-name", help="name of the engines' report, without suffix")
     parser.add_argument("--segments", type=int, nargs="+", default=[0, 1], help="of the soak, see soak.py")
-    parser.add_argument(
-        "--invariant", action="store_true", help="soak with VLLM_BATCH_INVARIANT, see soak.py"
-    )
     parser.add_argument(
         "--reuse", action="store_true", help="run only the engines whose results --work does not hold yet"
     )

@@ -8,10 +8,9 @@ one file. `traffic` draws its requests: 1 to 30,000 tokens, bursts, common begin
 cache is so small that requests are preempted. For the first half of the time traffic comes; then no more
 arrives, and in the rest recorded requests are asked again in other company, last ones first.
 
-With `--invariant` GLM-5 runs with VLLM_BATCH_INVARIANT: the same request must get the same bits however
-batches are made up, so "the same answer" means just that. Without it, and for GLM-5.3-Flash, which vLLM does
-not serve so, the same answer is the same tokens up to a near tie and the same log-probabilities within
-`traffic.MEAN_BOUND`.
+The same answer is the same tokens up to a near tie and the same log-probabilities within
+`traffic.MEAN_BOUND`: the backend does not serve VLLM_BATCH_INVARIANT, so that the bits depend on how batches
+are made up.
 
 Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
 it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
@@ -28,7 +27,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +48,6 @@ ENGINES: Final = (
     Job("glm53flash", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
 )
 """Segment K runs the one at K modulo their number."""
-SERVED_INVARIANT: Final = ("glm5",)  # vLLM refuses the linear attention of the other model
 
 
 @dataclass(frozen=True)
@@ -60,20 +58,17 @@ class Segment:
         number: Its seed.
         seconds: Until traffic and replays end, with the engine's start.
         folder: Of its files.
-        invariant: Whether the engine has VLLM_BATCH_INVARIANT if its model is served so.
 
     """
 
     number: int
     seconds: float
     folder: Path
-    invariant: bool = False
 
     @property
     def job(self) -> Job:
         """Its engine."""
-        job = ENGINES[self.number % len(ENGINES)]
-        return replace(job, invariant=self.invariant and job.model in SERVED_INVARIANT)
+        return ENGINES[self.number % len(ENGINES)]
 
     @property
     def base(self) -> Path:
@@ -157,7 +152,7 @@ def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dic
     problems = [f"{name}: {report[name]}" for name in traffic.LISTS if report[name]]
     problems += [f"no {name}" for name in traffic.SUMS if not report[name]]
     return {
-        "schema": 1, "segment": segment.number, "engine": segment.job.name, "exact": segment.job.invariant,
+        "schema": 1, "segment": segment.number, "engine": segment.job.name,
         **report, "problems": problems, "passed": not problems, "result": "FAILED" if problems else "passed",
     }  # fmt: skip
 
@@ -168,9 +163,7 @@ def run(arguments: argparse.Namespace) -> bool:
     work.mkdir(parents=True, exist_ok=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = json.loads(arguments.files.read_text()) if arguments.files else None
-    segments = [
-        Segment(number, arguments.seconds, work, arguments.invariant) for number in arguments.segments
-    ]
+    segments = [Segment(number, arguments.seconds, work) for number in arguments.segments]
     for model in sorted({segment.job.model for segment in segments}):
         small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
     with ThreadPoolExecutor(len(segments)) as pool:
@@ -208,9 +201,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     running.add_argument("--out", type=Path, required=True, help="folder for the reports")
     running.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     running.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
-    running.add_argument(
-        "--invariant", action="store_true", help="with VLLM_BATCH_INVARIANT where it is served"
-    )
     merging = commands.add_parser("merge")
     merging.add_argument("--out", type=Path, required=True, help="report to write")
     merging.add_argument("reports", type=Path, nargs="+")

@@ -112,7 +112,7 @@ class Answer:
         return sum(not math.isfinite(value) for value in (*self.logprobs, *self.prompt_logprobs))
 
 
-# Without batch invariance answers differ by the rounding of other batches. Where a choice is that close,
+# Answers differ by the rounding of other batches. Where a choice is that close,
 # another token may follow, and from there on the answers have nothing in common. Rows that are read wrongly
 # change these models' log-probabilities by 0.4 to 0.9 in the mean (`complete_proofs`), rounding by 0.001.
 NEAR_TIE: Final = 0.3
@@ -121,15 +121,15 @@ FEWEST: Final = 8  # log-probabilities; the mean of fewer may differ by more, as
 ANY_BOUND: Final = 1.5
 
 
-def replay_problem(before: Answer, after: Answer, *, exact: bool) -> str | None:
+def replay_problem(before: Answer, after: Answer) -> str | None:
     """Say how the answer to the same request differs, None if it does not.
+
+    Tokens must be the same up to the first near tie (`NEAR_TIE`), and until then log-probabilities within
+    `MEAN_BOUND` in the mean and `ANY_BOUND` each.
 
     Args:
         before: The recorded answer; a cancelled one is compared as far as it goes.
         after: The answer to the same request, later and in other company.
-        exact: With batch invariance: every token and every bit is the same. Else tokens are the same up to
-            the first near tie (`NEAR_TIE`), and until then log-probabilities within `MEAN_BOUND` in the mean
-            and `ANY_BOUND` each.
 
     """
     count = len(before.tokens)
@@ -137,16 +137,16 @@ def replay_problem(before: Answer, after: Answer, *, exact: bool) -> str | None:
         return f"{len(after.tokens)} tokens instead of {count}"
     pairs = list(zip(before.tokens, after.tokens[:count], strict=True))
     parted = next((n for n, (old, new) in enumerate(pairs) if old != new), count)
-    if parted < count and (exact or min(before.gaps[parted], after.gaps[parted]) > NEAR_TIE):
+    if parted < count and min(before.gaps[parted], after.gaps[parted]) > NEAR_TIE:
         return f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}"
     old = [*before.prompt_logprobs, *before.logprobs[:parted]]
     new = [*after.prompt_logprobs, *after.logprobs[:parted]]
     if len(old) != len(new):
         return f"{len(new)} log-probabilities instead of {len(old)}"
-    return change_problem([abs(a - b) for a, b in zip(old, new, strict=True)], exact=exact)
+    return change_problem([abs(a - b) for a, b in zip(old, new, strict=True)])
 
 
-def change_problem(changes: Sequence[float], *, exact: bool) -> str | None:
+def change_problem(changes: Sequence[float]) -> str | None:
     """Say that log-probabilities changed by more than they may, None if they did not."""
     if not changes:
         return None
@@ -154,7 +154,7 @@ def change_problem(changes: Sequence[float], *, exact: bool) -> str | None:
         return "log-probabilities are not finite"
     mean, most = sum(changes) / len(changes), max(changes)
     mean_bound = MEAN_BOUND * max(len(changes), FEWEST) / len(changes)
-    allowed = most == 0.0 if exact else mean <= mean_bound and most <= ANY_BOUND
+    allowed = mean <= mean_bound and most <= ANY_BOUND
     return None if allowed else f"log-probabilities differ by {mean:.2e} in the mean and up to {most:.2e}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import comparison
@@ -11,7 +10,7 @@ import pytest
 from complete_proofs import ContextProof, Fp8Proof, PipelineProof, WideProof
 from engine_jobs import FAR_DECODE_TOKENS, Job
 from engine_runner import Run
-from health_proofs import WAYS, AllocationProof, InvarianceProof, SyncProof
+from health_proofs import AllocationProof, SyncProof
 
 POSITIONS = 4000
 NOISE = 1e-3
@@ -209,39 +208,6 @@ def test_the_proofs_cover_what_they_name() -> None:
     every = list(Fp8Proof.modes(Fp8Proof.models))
     assert set(Fp8Proof.damages(every)) == {mode for mode in every if Fp8Proof.damage_of(mode)}
     assert {mode.model for mode in Fp8Proof.damages(every)} == {"glm5", "glm53flash"}
-
-
-def invariance(**changes: Any) -> dict[str, Any]:
-    mode = next(iter(InvarianceProof.modes(["glm5"])))
-    parts = ("prefill", "decode", "tokens")
-    ways = [
-        f"{way}_{part}" for way in ("alone", "together", "crowded", "staggered", "cached") for part in parts
-    ]
-    same = {name: np.linspace(-2, -1, 50) for name in ways if name != "cached_prefill"}
-    control = {name: array + 1e-6 * (name == "crowded_decode") for name, array in same.items()}
-    runs = {mode: Run(mode, arrays=same | changes.get("ours", {}))}
-    other = replace(mode, invariant=False)
-    runs[other] = Run(other, arrays=changes.get("control", control))
-    return InvarianceProof.assess([mode], runs)
-
-
-def test_one_changed_bit_breaks_invariance() -> None:
-    assert invariance()["passed"]
-    changed = np.linspace(-2, -1, 50)
-    changed[7] = np.nextafter(changed[7], 0)
-    for way in ("together_prefill", "cached_decode", "staggered_decode"):
-        report = invariance(ours={way: changed})
-        assert report["modes"][0]["problems"] == [f"{way.split('_')[0]}: 1 values differ"]
-    assert not invariance(ours={"together_prefill": changed[:9]})["passed"]
-
-
-def test_invariance_that_is_there_anyhow_shows_nothing() -> None:
-    mode = invariance()["modes"][0]
-    assert mode["without_invariance"]["crowded"] == 50
-    parts = ("prefill", "decode", "tokens")
-    same = {f"{way}_{part}": np.zeros(5) for way in ("alone", *WAYS) for part in parts}
-    report = invariance(control=same)
-    assert "shows nothing" in report["modes"][0]["problems"][0]
 
 
 def sync(clean: str | None, planted_read: str | None, native: str | None = None) -> dict[str, Any]:

@@ -89,13 +89,13 @@ class Started(run.Session):
 
 
 def test_proofs_run_one_after_the_other_within_the_time(tmp_path: Path) -> None:
-    session = Started(tmp_path, "invariance", "sync", "soak")
-    session.run(["invariance", "sync", "soak"])
-    assert [step for step, _ in session.started] == ["soak", "invariance", "sync"]
-    assert set(session.results) == {"invariance", "sync", "soak"}
+    session = Started(tmp_path, "allocations", "sync", "soak")
+    session.run(["allocations", "sync", "soak"])
+    assert [step for step, _ in session.started] == ["soak", "allocations", "sync"]
+    assert set(session.results) == {"allocations", "sync", "soak"}
     soak, first, last = (float(options["--seconds"]) for _, options in session.started)
     assert 500 < soak <= 560 - run.SOAK_END
-    assert first == pytest.approx((560 - 10) * 130 / 280, abs=5)
+    assert first == pytest.approx((560 - 10) * 140 / 290, abs=5)
     assert 540 < last <= 550  # nothing was used of the first one's share
 
 

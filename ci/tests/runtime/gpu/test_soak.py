@@ -79,9 +79,6 @@ def test_wrong_arguments_are_refused(words: list[str]) -> None:
 def test_segments_take_all_engines_in_turn() -> None:
     jobs = [Segment(number, 1.0, Path()).job for number in range(8)]
     assert jobs == [*soak.ENGINES, *soak.ENGINES]
-    exact = [Segment(number, 1.0, Path(), invariant=True).job for number in range(4)]
-    assert [job.invariant for job in exact] == [job.model == "glm5" for job in exact]
-    assert {job.invariant for job in exact} == {True, False}
 
 
 def found(**what: Any) -> dict[str, Any]:
@@ -197,7 +194,7 @@ def soaked(
     recorded = under_test.traffic(120.0)
     replayed = under_test.replay(recorded, 1e6)
     assert not under_test.open
-    return soak_worker.figures(segment, recorded, replayed), engine
+    return soak_worker.figures(recorded, replayed), engine
 
 
 def test_every_request_is_answered_cancelled_or_asked_again(
@@ -220,7 +217,7 @@ def test_another_answer_to_one_request_is_found(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_worker_is_told_what_the_segment_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Segment(5, 7.5, tmp_path, invariant=True)
+    given = Segment(5, 7.5, tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/true")
     monkeypatch.setattr(soak, "host", lambda *_, **__: {"torch": "2"})
     report = soak.run_segment(given, {"stack_id": "x"})
