@@ -5,7 +5,7 @@ model, the text and the cache's type, and is measured: it is the mean absolute d
 log-probabilities between two *native* engines on the same text. Ours may be at most 1.5 times as far from
 each of its references. Decoding is also given what the natives differ by in prefill, where the two have
 different kernels in every case and positions are a hundred times as many. Short prompts are given what the
-natives differ by in the long prefill: two natives that serve them by the same dense attention agree to the
+natives differ by with the long ones: two natives that serve them by the same dense attention agree to the
 bit, while ours, or another number of heads on a rank, may take the kernel.
 """
 
@@ -72,20 +72,21 @@ def apart(part: str, a: Run, b: Run) -> tuple[float, float]:
 def compare(comparison: Comparison, runs: Mapping[Job, Run]) -> dict[str, Any]:
     """Return the differences in every part, and the bounds that they must keep."""
     ours, pair = runs[comparison.ours], [runs[job] for job in comparison.pair]
-    least = apart("prefill", *pair)[0]
+    least = 0.0
     found: dict[str, Any] = {}
     for parts in (LONG_PARTS, SHORT_PARTS):
         present = [part for part in parts if all(part in run.arrays for run in (ours, *pair))]
         natives = {part: apart(part, *pair)[0] for part in present}
         for part in present:
             against = {job.name: apart(part, ours, runs[job]) for job in comparison.references}
-            native = max(natives[part], natives[parts[0]], least if parts == SHORT_PARTS else 0.0)
+            native = max(natives[part], natives[parts[0]], least)
             found[part] = {
                 "native": native,
                 "bound": ALLOWED_RATIO * native,
                 "ours": {name: value for name, (value, _) in against.items()},
                 "share": min(share for _, share in against.values()),
             }
+        least = max(natives.values(), default=least)
     return found
 
 

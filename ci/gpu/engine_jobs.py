@@ -247,7 +247,9 @@ def parallelism(job: Job) -> dict[str, Any]:
     """Return the arguments that spread an engine over several GPUs."""
     if job.ranks == 1:
         return {}
-    return {
+    # A rank has whole pools of GLM-5.3-Flash's indexer only if as many tokens in a row are its own.
+    pooled = {"cp_kv_cache_interleave_size": 4} if job.context > 1 and job.model == "glm53flash" else {}
+    return pooled | {
         "tensor_parallel_size": job.tensor,
         "decode_context_parallel_size": job.context,
         "pipeline_parallel_size": job.pipeline,

@@ -190,7 +190,9 @@ class Observer:
 
     def _watch_kernels(self, module: Any) -> None:
         for wrapper in vars(module).values():
-            if hasattr(wrapper, "get_warmup_keys") and not isinstance(wrapper, type):
+            # vLLM's platform, which modules import, answers None for every attribute that it lacks.
+            announces = callable(getattr(wrapper, "get_warmup_keys", None))
+            if announces and not isinstance(wrapper, type):
                 self._watch_kernel(wrapper)
                 self._watch_announcements(wrapper)
 

@@ -129,13 +129,14 @@ def test_failed_step_does_not_hide_the_others(
     words = ["proof", "--plugin-tests", str(tmp_path), "--out", str(out), "--work", str(tmp_path / "work")]
     monkeypatch.setattr(sys, "argv", [*words, "--steps", "twin", "products", "wide"])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(gguf_proof, "host", lambda *_, **__: {"card": "none"})
 
     assert gguf_proof.main() == 1
 
     report = json.loads(out.read_text())
     assert "no disk" in report["twin"]["problems"][0]
     assert report["products"]["problems"] == report["wide"]["problems"] == []
-    assert not report["passed"]
+    assert (report["passed"], report["result"], report["host"]) == (False, "FAILED", {"card": "none"})
     assert "FAILED" in capsys.readouterr().out
 
 

@@ -131,8 +131,17 @@ class Kernel:
         return spec, inputs
 
 
+class Platform:
+    """Answers as vLLM's platform does."""
+
+    def __getattr__(self, name: str) -> None:
+        """Return None for every attribute that it lacks."""
+
+
 def test_every_kernel_of_a_module_is_watched() -> None:
-    module = SimpleNamespace(first=Kernel(), second=Kernel(), kind=Kernel, other=7)
+    module = SimpleNamespace(
+        first=Kernel(), second=Kernel(), kind=Kernel, other=7, current_platform=Platform()
+    )
     observer = launches.Observer()
     observer._watch_kernels(module)
     assert str(inspect.signature(module.second.get_warmup_keys)) == "(*, width: 'int') -> 'list[str]'"
