@@ -247,9 +247,11 @@ def parallelism(job: Job) -> dict[str, Any]:
     """Return the arguments that spread an engine over several GPUs."""
     if job.ranks == 1:
         return {}
-    # A rank has whole pools of GLM-5.3-Flash's indexer only if as many tokens in a row are its own.
-    pooled = {"cp_kv_cache_interleave_size": 4} if job.context > 1 and job.model == "glm53flash" else {}
-    return pooled | {
+    from small_models import KPOOL, MODELS
+
+    # A rank has whole pools of an indexer only if as many tokens in a row are its own.
+    pooled = job.context > 1 and MODELS[job.model].is_pooled
+    return ({"cp_kv_cache_interleave_size": KPOOL} if pooled else {}) | {
         "tensor_parallel_size": job.tensor,
         "decode_context_parallel_size": job.context,
         "pipeline_parallel_size": job.pipeline,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
-from rank_observer import allow_older_nccl
+from rank_observer import allow_older_nccl, nccl_reduces
 
 if multiprocessing.parent_process() is not None:
     allow_older_nccl()
@@ -18,12 +18,8 @@ class GgufRank:
     """Methods of each rank's worker."""
 
     def gguf_reduces(self) -> bool:
-        """Return whether NCCL reduces over the tensor parallel ranks; vLLM goes on without it, silently."""
-        from vllm.distributed import get_tp_group
-
-        group = get_tp_group()
-        nccl = group.device_communicator.pynccl_comm if group.world_size > 1 else None
-        return nccl is not None and not nccl.disabled
+        """Return whether NCCL reduces over the tensor parallel ranks."""
+        return nccl_reduces()
 
 
 def require_nccl(engine: Any) -> None:

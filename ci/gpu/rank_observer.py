@@ -38,6 +38,15 @@ def allow_older_nccl() -> None:
     ]
 
 
+def nccl_reduces() -> bool:
+    """Return whether NCCL reduces over the tensor parallel ranks; vLLM goes on without it, silently."""
+    from vllm.distributed import get_tp_group
+
+    group = get_tp_group()
+    nccl = group.device_communicator.pynccl_comm if group.world_size > 1 else None
+    return nccl is not None and not nccl.disabled
+
+
 def install() -> Observer | None:
     """Observe the backend in the process of a rank; None in any other process."""
     if multiprocessing.parent_process() is None or JOB_FILE not in os.environ:
@@ -86,11 +95,7 @@ class RankObserver:
 
     def observer_cache(self) -> dict[str, Any]:
         """Return what is known of the cache, and whether NCCL reduces over the ranks."""
-        from vllm.distributed import get_tp_group
-
-        group = get_tp_group()
-        nccl = group.device_communicator.pynccl_comm if group.world_size > 1 else None
-        return this_rank().cache | {"nccl": nccl is not None and not nccl.disabled}
+        return this_rank().cache | {"nccl": nccl_reduces()}
 
 
 class EveryRank:

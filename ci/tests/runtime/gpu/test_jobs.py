@@ -14,7 +14,7 @@ import pytest
 import small_models
 import soak
 import torch
-from engine_jobs import LIMITS, TEXTS, Job, engine_arguments, environment
+from engine_jobs import LIMITS, TEXTS, Job, engine_arguments, environment, parallelism
 from engine_tasks import TASKS
 
 GPU = Path(engine_proof.__file__).parent
@@ -108,6 +108,14 @@ def test_the_first_engines_on_two_gpus_all_start_at_once(name: str) -> None:
     for model in proof.models:
         first, _ = proof.make_jobs(list(proof.modes([model])))
         assert len(first) <= proof.workers // len(proof.models)
+
+
+def test_ranks_have_whole_pools() -> None:
+    proof = PROOFS["dcp"]
+    sizes = {
+        job.model: parallelism(job).get("cp_kv_cache_interleave_size", 1) for job in proof.modes(proof.models)
+    }
+    assert sizes == {"glm5": 1, "glm53flash": 4}
 
 
 def test_one_engine_of_each_kind_comes_first() -> None:
