@@ -7,6 +7,7 @@ wrong place without a person having seen it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,9 +20,10 @@ from vllm_stack.placement import Placed, Text, offsets, strays
 from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vllm_stack.git import Git
+    from vllm_stack.ownfiles import OwnFiles
 
 
 @dataclass(frozen=True)
@@ -59,34 +61,51 @@ class _Carried:
         return Patch("result", self.git.run(*words).stdout).files
 
 
-def carry(git: Git, patch: Patch, old_before: str, old_after: str, new_before: str) -> Attempt:
+def carry(
+    git: Git, patch: Patch, old_before: str, old_after: str, new_before: str, own: OwnFiles | None = None
+) -> Attempt:
     """Apply ``patch`` to the commit ``new_before`` of the new release; nothing is committed.
 
-    ``old_before`` and ``old_after`` are the commits around it on the release that it was made for.
+    ``old_before`` and ``old_after`` are the commits around it on the release that it was made for. ``own``
+    are the files that its stack makes: with them the same comes out, sooner.
     """
     faults = structural_faults(patch)
     if faults:
         return Attempt(Outcome.MALFORMED, None, messages=faults)
     outcome, said, tree = _apply(git, patch, new_before)
     carried = _Carried(git, patch, old_before, old_after, new_before, said)
-    before = sides(git, old_before, patch.paths)
-    same = before == sides(git, new_before, patch.paths)
-    if tree is not None and same and not _has_lost_folders(carried):
+    before, here = (sides(git, commit, patch.paths) for commit in (old_before, new_before))
+    if tree is not None and before == here and not _has_lost_folders(carried):
         return Attempt(outcome, tree)
-    merged = merge(git, old_before, new_before, old_after)
+    renames = own is None or _may_follow_renames(carried, before, here, own)
+    merged = merge(git, old_before, new_before, old_after, renames=renames)
     if tree is None:
         return _merged(carried, merged)
     return _compared(carried, Attempt(outcome, tree, messages=moved_hunks(said)), merged)
 
 
 def _has_lost_folders(carried: _Carried) -> bool:
-    """Say whether the patch adds a file to a folder that the new release does not have any more."""
+    """Say whether the patch adds a file below a folder that the new release does not have any more."""
     added = (file.path for file in carried.patch.files if file.status == "A")
-    folders = {path.rpartition("/")[0] for path in added} - {""}
+    folders = {path[: match.start()] for path in added for match in re.finditer("/", path)}
     return any(
         carried.git.entry(carried.old_before, folder) and not carried.git.entry(carried.new_before, folder)
         for folder in folders
     )
+
+
+def _may_follow_renames(
+    carried: _Carried, before: Mapping[str, Side], here: Mapping[str, Side], own: OwnFiles
+) -> bool:
+    """Say whether merging may have to do with renames; ``before`` and ``here`` is what it starts from."""
+    gone = {side.blob for path, side in before.items() if path not in here}
+    if not gone:
+        return True  # no look at the files is taken then
+    if any(file.status == "D" for file in carried.patch.files):
+        return True  # the patch may itself have moved what it deletes
+    if any(path not in before for path in here) or _has_lost_folders(carried):
+        return True  # what it adds may be in the place of a renamed file, or in a renamed folder
+    return not own.are_nowhere(gone, carried.old_before, carried.new_before)
 
 
 def _apply(git: Git, patch: Patch, parent: str) -> tuple[Outcome, tuple[str, ...], str | None]:
@@ -184,8 +203,20 @@ def _reason_of_lines(carried: _Carried, old: Side, new: Side) -> str:
 def _conflict(
     carried: _Carried, marked: str, conflicts: tuple[Stages, ...], messages: Iterable[str]
 ) -> Attempt:
-    rest = with_sides(carried.git, marked, {at.path: at.ours for at in conflicts})
+    rest = _without(carried, marked, {at.path: at.ours for at in conflicts})
     return Attempt(Outcome.CONFLICT, rest, conflicts, marked, tuple(dict.fromkeys(messages)))
+
+
+def _without(carried: _Carried, marked: str, ours: Mapping[str, Side | None]) -> str:
+    """Return ``marked`` with the conflicted files as the new release has them, given as ``ours``."""
+    here = sides(carried.git, carried.new_before, list(ours))
+    if any(here.get(path) != side for path, side in ours.items()):
+        return with_sides(carried.git, marked, ours)  # merging gave some another name
+    # Mostly little else has merged, so that the new release itself is nearer to it.
+    with carried.git.reading() as objects:
+        merged = [item for item in objects.changes(carried.new_before, marked) if item[0] not in ours]
+    wanted = {path: Side(entry.mode, entry.id) if entry else None for path, entry in merged}
+    return with_sides(carried.git, carried.new_before, wanted)
 
 
 def _stages(carried: _Carried, paths: Sequence[str]) -> tuple[Stages, ...]:

@@ -8,7 +8,6 @@ overlay wheel, where it does nothing.
 from __future__ import annotations
 
 import ast
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vllm_stack.classify import PathClass, classify, is_compiled_source, matches
@@ -53,7 +52,7 @@ def _vanished(layout: Layout, after: frozenset[str]) -> Iterator[str]:
             yield f"layout.native: there is no {pattern} any more; its successor may have to be listed"
     # Generated files are left out of a base: one that is in it has a name that layout.generated lacks.
     for path in sorted(after):
-        if PurePosixPath(path).name == "PKG-INFO" or ".egg-info/" in path:
+        if path.rpartition("/")[2] == "PKG-INFO" or ".egg-info/" in path:
             yield f"layout.generated: {path} was made when the sdist was packed, and is not listed"
 
 

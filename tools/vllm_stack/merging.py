@@ -59,11 +59,16 @@ class Merge:
         return not self.conflicts
 
 
-def merge(git: Git, base: str, ours: str, theirs: str) -> Merge:
-    """Carry the change from the commit ``base`` to ``theirs`` over to ``ours``; nothing is committed."""
+def merge(git: Git, base: str, ours: str, theirs: str, *, renames: bool = True) -> Merge:
+    """Carry the change from the commit ``base`` to ``theirs`` over to ``ours``; nothing is committed.
+
+    Without ``renames`` git looks only for renamed files of which nothing else changed, or little.
+    """
     # merge-tree finds the base itself, so that both sides get a history that has just this one.
     both = [_child(git, base, side) for side in (ours, theirs)]
-    done = git.run("merge-tree", "--write-tree", "--messages", "-z", *both, check=False)
+    # git's `merge.renames` says nothing to merge-tree before git 2.50.
+    setting = () if renames else ("-c", "merge.renameLimit=1")
+    done = git.run(*setting, "merge-tree", "--write-tree", "--messages", "-z", *both, check=False)
     if done.returncode not in (0, 1):
         raise GitError(done)
     # git's messages name the commits by their ids, which mean nothing to anybody.
@@ -100,6 +105,8 @@ def sides(git: Git, commit: str, paths: Sequence[str]) -> dict[str, Side]:
 
 def with_sides(git: Git, tree: str, wanted: Mapping[str, Side | None]) -> str:
     """Return ``tree`` with the given paths set, or removed where there is None, as a tree."""
+    if not wanted:
+        return git.tree(tree)
     with scratch_index(git, tree) as index:
         index.put({path: Entry(side.mode, side.blob) if side else None for path, side in wanted.items()})
         return index.write()

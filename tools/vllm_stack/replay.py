@@ -12,9 +12,10 @@ from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.collecting import without_collection
 from vllm_stack.conflicts import explain_conflict
-from vllm_stack.contracts import check_contracts
+from vllm_stack.contracts import broken_contracts, explain_contracts
 from vllm_stack.errors import ConflictError
 from vllm_stack.merging import Stages, sides
+from vllm_stack.ownfiles import OwnFiles
 from vllm_stack.resolutions import conflict_id
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from vllm_stack.applying import AppliedPatch
     from vllm_stack.conflicts import FileConflict
-    from vllm_stack.contracts import ContractFinding
+    from vllm_stack.contracts import BrokenContract, ContractFinding
     from vllm_stack.git import Git
     from vllm_stack.gitsource import History
     from vllm_stack.patch import Patch
@@ -163,8 +164,11 @@ class Judge(Protocol):
     def conflicts(self, place: PatchPlace, attempt: Attempt | None) -> tuple[FileConflict, ...]:
         """Explain the conflict of a patch; ``attempt`` is what carrying it gave, where that is known."""
 
-    def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
+    def broken(self, place: PatchPlace) -> tuple[BrokenContract, ...]:
         """Return the contracts of a patch that the new release breaks."""
+
+    def contracts(self, place: PatchPlace, broken: tuple[BrokenContract, ...]) -> tuple[ContractFinding, ...]:
+        """Explain broken contracts."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +181,13 @@ class Reports:
         """Explain the conflict of a patch; ``attempt`` is what carrying it gave, where that is known."""
         return explain_conflict(place, self.history, attempt=attempt)
 
-    def contracts(self, place: PatchPlace) -> tuple[ContractFinding, ...]:
+    def broken(self, place: PatchPlace) -> tuple[BrokenContract, ...]:
         """Return the contracts of a patch that the new release breaks."""
-        return check_contracts(place, self.history)
+        return broken_contracts(place)
+
+    def contracts(self, place: PatchPlace, broken: tuple[BrokenContract, ...]) -> tuple[ContractFinding, ...]:
+        """Explain broken contracts."""
+        return explain_contracts(place, broken, self.history)
 
 
 def replay(
@@ -198,12 +206,13 @@ def replay(
     the tree without it. Conflicts that ``resolutions`` knows are resolved as recorded. ConflictError when
     the stack does not even apply to its own release.
     """
-    own = own_commits(git, stack, old_base)
-    settler = Settler(resolutions, rulings or Rulings(), Reports(history))
+    places = places_of(git, stack, own_commits(git, stack, old_base), old_base, new_base)
+    own_files = OwnFiles(git, old_base, new_base, tuple(place.old_before for place in places))
+    settler = Settler(resolutions, rulings or Rulings(), Reports(history), own_files)
     head = new_base
     settled: list[Settled] = []
     with without_collection(), _Explaining(settler.judge, beside=history is None) as explaining:
-        for place in places_of(git, stack, own, old_base, new_base):
+        for place in places:
             missing = [one.patch for one in settled if one.done.commit is None]
             settled.append(settler.settle(replace(place, new_before=head), missing))
             explaining.begin(settled[-1])
@@ -253,6 +262,8 @@ class Settled:
     attempt: Attempt
     carried: Attempt | None = None
     """The attempt before any resolution was looked for, where it is known."""
+    broken: tuple[BrokenContract, ...] = ()
+    """Its broken contracts, still to be explained."""
 
     @property
     def patch(self) -> Patch:
@@ -261,13 +272,16 @@ class Settled:
 
 
 class _Explaining:
-    """Explains conflicts, ``beside`` the replay of later patches (both wait for git a lot) or after it."""
+    """Explains what is wrong with patches, ``beside`` the replay of later ones or after it.
+
+    Both wait for git a lot.
+    """
 
     def __init__(self, judge: Judge, *, beside: bool) -> None:
         self._judge = judge
         self._beside = beside
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explaining")
-        self._begun: dict[str, Future[tuple[FileConflict, ...]]] = {}
+        self._begun: dict[str, Future[ReplayedPatch]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -276,37 +290,43 @@ class _Explaining:
         self._executor.shutdown(cancel_futures=True)
 
     def begin(self, settled: Settled) -> None:
-        """Have the conflict of a patch explained, if it has one."""
-        if self._beside and settled.done.verdict is Verdict.CONFLICT:
+        """Have a patch explained, if there is anything to explain."""
+        if self._beside and (settled.broken or settled.done.verdict is Verdict.CONFLICT):
             place = replace(settled.place, git=settled.place.git.unopened)
-            work = self._executor.submit(self._judge.conflicts, place, settled.carried)
+            work = self._executor.submit(self._explain, replace(settled, place=place))
             self._begun[settled.done.name] = work
 
     def explained(self, settled: Settled) -> ReplayedPatch:
-        """Return a patch with its conflict explained; what went wrong with that is raised here."""
-        if settled.done.verdict is not Verdict.CONFLICT:
-            return settled.done
+        """Return a patch with all explained; what went wrong with that is raised here."""
         work = self._begun.get(settled.done.name)
-        if work is not None:
-            return replace(settled.done, conflicts=work.result())
-        return replace(settled.done, conflicts=self._judge.conflicts(settled.place, settled.carried))
+        return self._explain(settled) if work is None else work.result()
+
+    def _explain(self, settled: Settled) -> ReplayedPatch:
+        done, place = settled.done, settled.place
+        contracts = self._judge.contracts(place, settled.broken)
+        is_conflict = done.verdict is Verdict.CONFLICT
+        conflicts = self._judge.conflicts(place, settled.carried) if is_conflict else ()
+        return replace(done, conflicts=conflicts, contracts=contracts)
 
 
 @dataclass(frozen=True)
 class Settler:
     """Carries one patch and gives the verdict, with recorded resolutions and rulings.
 
-    Conflicts are left to be explained: no later patch depends on that.
+    Conflicts and broken contracts are left to be explained: no later patch depends on that.
     """
 
     resolutions: Resolutions | None
     rulings: Rulings
     judge: Judge
+    own_files: OwnFiles
 
     def settle(self, place: PatchPlace, missing: Sequence[Patch] = ()) -> Settled:
         """Carry the patch to ``place.new_before``; ``missing`` are earlier patches that are not there."""
         git, patch = place.git, place.patch
-        attempt = carried = carry(git, patch, place.old_before, place.old_after, place.new_before)
+        attempt = carried = carry(
+            git, patch, place.old_before, place.old_after, place.new_before, self.own_files
+        )
         used: list[str] = []
         conflict = None
         if attempt.conflicts:
@@ -324,7 +344,7 @@ class Settler:
         done = self._verdict(place, attempt.outcome, broken, tuple(used))
         waits = conflict if attempt.conflicts or done.verdict is Verdict.CONTRACT_BROKEN else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
-        return Settled(replace(done, conflict=waits, messages=messages), place, attempt, carried)
+        return Settled(replace(done, conflict=waits, messages=messages), place, attempt, carried, broken)
 
     def _resolved(self, place: PatchPlace, attempt: Attempt, conflict: str, used: list[str]) -> Attempt:
         """Return what a recorded resolution makes of the attempt, or the attempt itself."""
@@ -347,12 +367,12 @@ class Settler:
         commit = commit_patch(place.git, place.new_before, attempt.tree, place.patch, message=message)
         return replace(place, new_after=commit)
 
-    def _broken(self, place: PatchPlace, *, amended: bool) -> tuple[ContractFinding, ...]:
-        findings = () if place.new_after is None else self.judge.contracts(place)
-        return tuple(finding for finding in findings if not amended or still_relies(place, finding))
+    def _broken(self, place: PatchPlace, *, amended: bool) -> tuple[BrokenContract, ...]:
+        broken = () if place.new_after is None else self.judge.broken(place)
+        return tuple(one for one in broken if not amended or still_relies(place, one.finding))
 
     def _verdict(
-        self, place: PatchPlace, outcome: Outcome, broken: tuple[ContractFinding, ...], used: tuple[str, ...]
+        self, place: PatchPlace, outcome: Outcome, broken: tuple[BrokenContract, ...], used: tuple[str, ...]
     ) -> ReplayedPatch:
         name = place.patch.name
         verdict = verdict_on(outcome, broken)
@@ -364,7 +384,6 @@ class Settler:
             outcome,
             place.new_after if stays else None,
             resolution=used[0] if used else None,
-            contracts=broken,
             ruling=ruling,
             reason=reason,
             used=used,
@@ -404,7 +423,7 @@ def _depends(patch: Patch, missing: Sequence[Patch]) -> list[str]:
     ]
 
 
-def verdict_on(outcome: Outcome, broken: tuple[ContractFinding, ...]) -> Verdict:
+def verdict_on(outcome: Outcome, broken: tuple[BrokenContract, ...]) -> Verdict:
     """Return the verdict that an outcome and broken contracts give together."""
     fixed = {
         Outcome.MALFORMED: Verdict.MALFORMED,

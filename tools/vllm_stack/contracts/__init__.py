@@ -1,11 +1,16 @@
 """Contracts: what a patch relies on in upstream, checked on syntax trees alone; nothing is imported."""
 
-from vllm_stack.contracts.check import (
-    ContractFinding,
-    ListedContract,
-    check_contracts,
-    list_contracts,
-)
+from vllm_stack.contracts.broken import BrokenContract, ContractFinding, explain_contracts
+from vllm_stack.contracts.check import ListedContract, broken_contracts, check_contracts, list_contracts
 from vllm_stack.contracts.kinds import Contract
 
-__all__ = ["Contract", "ContractFinding", "ListedContract", "check_contracts", "list_contracts"]
+__all__ = [
+    "BrokenContract",
+    "Contract",
+    "ContractFinding",
+    "ListedContract",
+    "broken_contracts",
+    "check_contracts",
+    "explain_contracts",
+    "list_contracts",
+]

@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from vllm_stack.contracts.visiting import Visitor, walk
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -56,7 +58,7 @@ class Scope:
         return None if around is None else around.lookup(name)
 
 
-class Binder(ast.NodeVisitor):
+class Binder(Visitor, ast.NodeVisitor):
     """Tells `bind` of each name that the code of a scope binds; what is inside other scopes is left out."""
 
     def bind(self, name: str, form: Form, node: ast.AST) -> None:
@@ -195,7 +197,7 @@ def function_scope(node: FunctionNode, name: str, parent: Scope | None) -> Scope
     for statement in node.body:
         collector.visit(statement)
     if any(item.form == "definition" for found in scope.bindings.values() for item in found):
-        inside = (item for item in ast.walk(node) if isinstance(item, ast.Nonlocal))
+        inside = (item for item in walk(node) if isinstance(item, ast.Nonlocal))
         scope.shared = frozenset(name for item in inside for name in item.names)
     return scope
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from vllm_stack.contracts.boundnames import Version, added_numbers, lost_names, taken_names
+from vllm_stack.contracts.broken import BrokenContract, ContractFinding, explain_contracts
 from vllm_stack.contracts.change import Releases
 from vllm_stack.contracts.infer import Inference
 from vllm_stack.contracts.observation import Observation, Site, Status, breaks
@@ -25,43 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
     from vllm_stack.contracts.boundnames import LostName
+    from vllm_stack.contracts.broken import Origin
     from vllm_stack.contracts.kinds import Contract
     from vllm_stack.git import Git
-    from vllm_stack.gitsource import History, UpstreamCommit
+    from vllm_stack.gitsource import History
     from vllm_stack.patch import FileDiff
     from vllm_stack.replay import PatchPlace
 
-Origin = Literal["derived", "series"]
 #: Where written contracts stand.
 SERIES = "series.toml"
-#: Places of a definition that a message names at most.
-_PLACES = 3
-
-
-@dataclass(frozen=True)
-class ContractFinding:
-    """A contract that the new release breaks."""
-
-    contract: str
-    """What the patch relies on, in a fixed form."""
-    origin: Origin
-    path: str
-    """File of the patch that relies on it; the series file for a written contract."""
-    line: int | None
-    """Line in the file as the patch leaves it on its own release."""
-    expected: str
-    found: str
-    why: str | None = None
-    read_at: str | None = None
-    """Where the patched new release itself shows what is wrong, as path:line; of names alone."""
-    consequences: tuple[str, ...] = ()
-    """Further contracts that hang on this one and could not be looked at."""
-    definition: str | None = None
-    """Where the old release defines it, as path:line."""
-    upstream_change: tuple[str, ...] = ()
-    """Lines of the unified diff between the releases at the definition."""
-    commits: tuple[UpstreamCommit, ...] = ()
-    """Upstream's commits that touched the definition, where a history is at hand."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +50,21 @@ class ListedContract:
 
 
 def check_contracts(place: PatchPlace, history: History | None = None) -> tuple[ContractFinding, ...]:
-    """Return the contracts of a patch that the new release breaks.
+    """Return the contracts of a patch that the new release breaks, and say what upstream did to them.
 
     What the patch relies on is derived from its code on its own release, and looked up again in the tree
     that the patch gave on the new one. Where the patch did not apply, its new files are put on the tree
     before it. What cannot be told without running code is no contract.
     """
+    return explain_contracts(place, broken_contracts(place), history)
+
+
+def broken_contracts(place: PatchPlace) -> tuple[BrokenContract, ...]:
+    """Return the same without an explanation, which takes longer and which nothing depends on."""
     with Comparison.open(place) as comparison:
         derived = comparison.derived()
         names = comparison.names({one.finding.contract for one in derived})
-        findings = [*derived, *names, *comparison.written()]
-        return tuple(comparison.explained(findings, history))
+        return (*derived, *names, *comparison.written())
 
 
 def list_contracts(place: PatchPlace) -> tuple[ListedContract, ...]:
@@ -102,18 +79,6 @@ class _Sides:
 
     before: SourceTree
     after: SourceTree
-
-
-@dataclass(frozen=True)
-class _Broken:
-    """A finding on its way, with what explaining it needs."""
-
-    finding: ContractFinding
-    old_sites: tuple[Site, ...] = ()
-    """Where the old release has it; of several the first that upstream changed counts."""
-    new_site: Site | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What to look for elsewhere, each with the file that defined it."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +139,7 @@ class Comparison:
             _Sides(SourceTree(new_before, read), SourceTree(new_after, read, in_new)),
             SourceTree(before, read, kept),
             dict(_parsed(patch, after, read)),
-            _moved_modules(place, [path for path in patch.paths if path not in new_before]),
+            _moved_modules(place, [path for path in patch.paths if path in base and path not in new_before]),
             (place.new_before, place.new_after),
         )
 
@@ -221,11 +186,11 @@ class Comparison:
         after = self.old.after
         return any(self.partial.blob(path) != after.blob(path) for path in self.patch.paths)
 
-    def derived(self) -> list[_Broken]:
+    def derived(self) -> list[BrokenContract]:
         """Compare everything that the patch's code relies on."""
         relied = self._relied_on()
         seen = self._observe(self.new.after, self.renamed)
-        broken: dict[str, _Broken] = {}
+        broken: dict[str, BrokenContract] = {}
         hanging: dict[Cause, list[tuple[str, Observation]]] = {}
         for key, (path, old) in relied.items():
             new = seen.get(key, (path, Observation(key, Status.UNKNOWN, old.line)))[1]
@@ -242,8 +207,8 @@ class Comparison:
         return Cause(before.get(cause.module, cause.module), cause.name)
 
     def _with_consequences(
-        self, broken: dict[str, _Broken], hanging: dict[Cause, list[tuple[str, Observation]]]
-    ) -> list[_Broken]:
+        self, broken: dict[str, BrokenContract], hanging: dict[Cause, list[tuple[str, Observation]]]
+    ) -> list[BrokenContract]:
         for cause, observations in hanging.items():
             contract = _contract_of(cause)
             if contract not in broken:
@@ -255,14 +220,14 @@ class Comparison:
             broken[contract] = replace(one, finding=finding, names={**one.names, **names})
         return list(broken.values())
 
-    def _from_cause(self, cause: Cause, path: str, observation: Observation) -> _Broken:
+    def _from_cause(self, cause: Cause, path: str, observation: Observation) -> BrokenContract:
         """Make a finding of something that is absent and that the patch does not name itself."""
         where = self.new.after.path_of(self.renamed.get(cause.module, cause.module)) or cause.module
         found = "there is no such module" if cause.name is None else f"there is no {cause.name} in {where}"
         expected = "the module" if cause.name is None else f"{cause.name} in {cause.module}"
         finding = ContractFinding(_contract_of(cause), "derived", path, observation.line, expected, found)
         home = self.old.after.path_of(cause.module)
-        return _Broken(finding, names={cause.name: home} if cause.name and home else {})
+        return BrokenContract(finding, names={cause.name: home} if cause.name and home else {})
 
     # -- names of functions ----------------------------------------------------------------------------
 
@@ -276,7 +241,7 @@ class Comparison:
                 text = self.old.after.text(file.path) or b""
                 yield Version(file.path, text, own, node, file, others(own.name))
 
-    def names(self, told: Collection[str]) -> Iterator[_Broken]:
+    def names(self, told: Collection[str]) -> Iterator[BrokenContract]:
         """Compare what names mean in the functions that the patch changes, but for contracts ``told``."""
         changes: Mapping[str, FileDiff] | None = None
         for old in self._versions(self._on_new):
@@ -318,13 +283,13 @@ class Comparison:
             return None
         return Version(path, text, module, node, change, others)
 
-    def _from_name(self, path: str, lost: LostName) -> _Broken:
+    def _from_name(self, path: str, lost: LostName) -> BrokenContract:
         at = f"{lost.place.path}:{lost.place.line}"
         finding = ContractFinding(
             lost.contract, "derived", path, lost.line, lost.expected, lost.found, read_at=at
         )
         place = self.releases.on_new(lost.place, self.new.after.blob(lost.place.path))
-        return _Broken(finding, lost.sites, place)
+        return BrokenContract(finding, lost.sites, place)
 
     # -- written ---------------------------------------------------------------------------------------
 
@@ -332,7 +297,7 @@ class Comparison:
         """Look up the contracts of the series file on the release that they were written for."""
         return tuple(self._written_in(contract)[0] for contract in self.contracts)
 
-    def written(self) -> list[_Broken]:
+    def written(self) -> list[BrokenContract]:
         """Compare the contracts of the series file."""
         broken = []
         for contract in self.contracts:
@@ -342,7 +307,7 @@ class Comparison:
                     new.contract, "series", SERIES, None, new.expected, new.found, contract.why
                 )
                 names = {new.gone: old.site.path} if new.gone and old.site else {}
-                broken.append(_Broken(finding, _sites(old.site), new.site, names))
+                broken.append(BrokenContract(finding, _sites(old.site), new.site, names))
         return broken
 
     def _written_in(self, contract: Contract) -> tuple[Written, Written]:
@@ -352,35 +317,6 @@ class Comparison:
         return check_written(contract, Resolver(old)), check_written(contract, Resolver(new))
 
     # -- results ---------------------------------------------------------------------------------------
-
-    def explained(self, broken: list[_Broken], history: History | None) -> Iterator[ContractFinding]:
-        """Add to each finding where the thing went and what upstream did to it."""
-        for one in broken:
-            found = one.finding.found + "".join(self._whereabouts(one))
-            yield self._with_change(replace(one.finding, found=found), one, history)
-
-    def _whereabouts(self, one: _Broken) -> Iterator[str]:
-        """Say where the names are now that are gone from where they were."""
-        for name, path in one.names.items():
-            places = self.releases.places(name, path.partition("/")[0])
-            if places:
-                verb = "is still" if any(place.rpartition(":")[0] == path for place in places) else "is now"
-                more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
-                yield f"; {name} {verb} in {', '.join(places[:_PLACES])}{more}"
-
-    def _with_change(
-        self, finding: ContractFinding, one: _Broken, history: History | None
-    ) -> ContractFinding:
-        where = f"{one.old_sites[0].path}:{one.old_sites[0].line}" if one.old_sites else None
-        on_old = (self.releases.on_old(site, self.old.after.blob(site.path)) for site in one.old_sites)
-        changes = [(old, self.releases.change(old)) for old in on_old if old is not None]
-        old, change = next((found for found in changes if found[1]), changes[0] if changes else (None, ()))
-        if not change and one.new_site is not None:
-            change = self.releases.change(one.new_site, new=True)
-        commits: tuple[UpstreamCommit, ...] = ()
-        if history is not None and old is not None:
-            commits = history.touching(old.path, range(old.line, old.end_line + 1))
-        return replace(finding, definition=where, upstream_change=change, commits=commits)
 
     def listed(self) -> tuple[ListedContract, ...]:
         """Return all contracts that hold on the old release, each once."""
@@ -420,12 +356,12 @@ def _moved_modules(place: PatchPlace, gone: Collection[str]) -> dict[str, str]:
     return {old: new for old, new in pairs if old and new}
 
 
-def _derived(path: str, old: Observation, new: Observation, found: str) -> _Broken:
+def _derived(path: str, old: Observation, new: Observation, found: str) -> BrokenContract:
     finding = ContractFinding(old.contract, "derived", path, old.line, old.expected, found)
     gone = new.status is Status.ABSENT
     about = next((word for text in sorted(new.problems - old.problems) for word in text.split()[:1]), "")
     old_site, new_site = old.sites.get(about, old.site), new.sites.get(about, new.site)
-    return _Broken(finding, _sites(old_site), new_site, dict(_named(old)) if gone else {})
+    return BrokenContract(finding, _sites(old_site), new_site, dict(_named(old)) if gone else {})
 
 
 def _sites(site: Site | None) -> tuple[Site, ...]:

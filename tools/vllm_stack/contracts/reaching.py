@@ -21,6 +21,7 @@ from vllm_stack.contracts.bindings import (
     parameters,
 )
 from vllm_stack.contracts.summary import flatten
+from vllm_stack.contracts.visiting import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -200,7 +201,7 @@ class _Flow(Binder, ast.NodeVisitor):
         """Follow a lambda, whose own names hide others."""
         super().visit_Lambda(node)
         own = {argument.arg for argument in parameters(node.args)}
-        own |= {item.target.id for item in ast.walk(node.body) if isinstance(item, ast.NamedExpr)}
+        own |= {item.target.id for item in walk(node.body) if isinstance(item, ast.NamedExpr)}
         self._with_own(own, lambda: self.visit(node.body), late=True)
 
     def _comprehension(self, node: _Comprehension) -> None:

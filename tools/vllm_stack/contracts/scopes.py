@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vllm_stack.contracts.resolve import Cause, ClassRef, InstanceRef, Missing, Value
 from vllm_stack.contracts.summary import assigned, flatten, imports
 from vllm_stack.contracts.symbols import Import, Module
+from vllm_stack.contracts.visiting import children
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -93,7 +94,7 @@ class FunctionScope:
         node: ast.FunctionDef | ast.AsyncFunctionDef,
         parent: Scope,
         inference: Inference,
-        package: str,
+        own: Module,
         first: Value | None,
     ) -> None:
         self._parent = parent
@@ -105,8 +106,8 @@ class FunctionScope:
         self._declared: dict[str, ast.expr] = {}
         self._known: dict[str, Value | Missing | None] = {}
         for statement in flatten(node.body):
-            self._bind(statement, package)
-        for walrus in _walruses(node):
+            self._bind(statement, own.package)
+        for walrus in _walruses(node) if own.walruses else ():
             self._locals[walrus.target.id].append(walrus.value)
 
     def _bind(self, statement: ast.stmt, package: str) -> None:
@@ -185,7 +186,7 @@ def _walruses(node: ast.AST) -> tuple[ast.NamedExpr, ...]:
 
 def _inside(node: ast.AST) -> Iterator[ast.NamedExpr]:
     """Yield the assignment expressions of a function, but not those of functions inside it."""
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if isinstance(child, ast.NamedExpr):
             yield child
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):

@@ -20,6 +20,7 @@ from vllm_stack.contracts.symbols import (
     dotted,
     read_signature,
 )
+from vllm_stack.contracts.visiting import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,6 +82,8 @@ def summarize(text: bytes, name: str, path: str) -> Module | None:
         _lazy_names(tree) if has_getattr else frozenset(),
         has_getattr,
         _exported(tree),
+        asks=b"hasattr" in text,
+        walruses=b":=" in text,
     )
 
 
@@ -269,6 +272,8 @@ def _assigned_to(
     annotation = statement.annotation if isinstance(statement, ast.AnnAssign) else None
     for target in targets:
         single = isinstance(target, ast.Attribute) and not isinstance(statement, ast.AugAssign)
+        if isinstance(target, ast.Name):
+            continue  # as most are
         for element in ast.walk(target):
             if (
                 isinstance(element, ast.Attribute)
@@ -288,7 +293,7 @@ def _lazy_names(tree: ast.Module) -> frozenset[str]:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Dict):
             names.update(_strings(key for key in statement.value.keys if key is not None))
         elif isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__":
-            names.update(_strings(ast.walk(statement)))
+            names.update(_strings(walk(statement)))
     return frozenset(name for name in names | _exported(tree) if name.isidentifier())
 
 
@@ -298,7 +303,7 @@ def _exported(tree: ast.Module) -> frozenset[str]:
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             if any(dotted(target) == "__all__" for target in targets) and statement.value is not None:
-                names.update(_strings(ast.walk(statement.value)))
+                names.update(_strings(walk(statement.value)))
     return frozenset(names)
 
 

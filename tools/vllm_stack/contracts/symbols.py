@@ -91,6 +91,14 @@ class Module:
     has_getattr: bool = False
     #: Where it lists the names it offers, with the line of each.
     exported: frozenset[str] = field(default=frozenset())
+    #: Whether `hasattr`, and `:=`, may stand anywhere in it.
+    asks: bool = True
+    walruses: bool = True
+
+    @property
+    def package(self) -> str:
+        """The package that its relative imports start from."""
+        return self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
 
 
 class Shown:

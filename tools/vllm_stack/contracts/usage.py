@@ -21,6 +21,7 @@ from vllm_stack.contracts.scopes import (
 from vllm_stack.contracts.signatures import Arguments
 from vllm_stack.contracts.summary import flatten, imports, read_function
 from vllm_stack.contracts.symbols import Import, Module, dotted
+from vllm_stack.contracts.visiting import Visitor, walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -37,7 +38,7 @@ _FREE = frozenset({"__init__", "__new__", "__init_subclass__", "__post_init__"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Walker(ast.NodeVisitor):
+class Walker(Visitor, ast.NodeVisitor):
     """Collects the observations of one file of a patch in one tree.
 
     Only nodes that touch the ``added`` lines count. Their positions are the keys, so that the same file
@@ -53,8 +54,7 @@ class Walker(ast.NodeVisitor):
         self._sorted = added if isinstance(added, range) else sorted(added)
         self._observer = observer
         self._inference = observer.inference
-        is_package = own.path.endswith("/__init__.py")
-        self._package = own.name if is_package else own.name.rpartition(".")[0]
+        self._package = own.package
         #: What the module is called in the tree.
         self._there = there or own.name
         self._file = FileScope(own, added, self._inference, self._there)
@@ -68,8 +68,8 @@ class Walker(ast.NodeVisitor):
     # -- help ------------------------------------------------------------------------------------------
 
     def _touches(self, node: ast.expr | ast.stmt | ast.keyword) -> bool:
-        decorators = getattr(node, "decorator_list", [])
-        first = min(item.lineno for item in (node, *decorators))
+        decorators = getattr(node, "decorator_list", None)
+        first = min(node.lineno, decorators[0].lineno) if decorators else node.lineno
         at = bisect.bisect_left(self._sorted, first)
         return at < len(self._sorted) and self._sorted[at] <= (node.end_lineno or node.lineno)
 
@@ -173,7 +173,7 @@ class Walker(ast.NodeVisitor):
         # The names of a class body are not seen from its methods.
         parent = self._scope if owner is None else self._file
         first = _first_parameter(node, owner)
-        scope = FunctionScope(node, parent, self._inference, self._package, first)
+        scope = FunctionScope(node, parent, self._inference, self._own, first)
         outer_class, self._class = self._class, owner or self._class
         self._visit_in(scope, node.body)
         self._class = outer_class
@@ -186,7 +186,7 @@ class Walker(ast.NodeVisitor):
         """Walk the file."""
         self._mark_docstring(node)
         for statement in node.body:
-            if not isinstance(statement, ast.ClassDef) and self._touches(statement):
+            if self._own.asks and not isinstance(statement, ast.ClassDef) and self._touches(statement):
                 self._asked.update(_asked_for(statement))
         self.generic_visit(node)
 
@@ -335,7 +335,7 @@ def _text(cause: Cause) -> str:
 @lru_cache(maxsize=512)
 def _asked_for(node: ast.stmt) -> frozenset[str]:
     """Return the attributes that a statement asks for; it is looked at in several trees."""
-    calls = (call for call in ast.walk(node) if isinstance(call, ast.Call) and len(call.args) > 1)
+    calls = (call for call in walk(node) if isinstance(call, ast.Call) and len(call.args) > 1)
     names = (call.args[1] for call in calls if dotted(call.func) == "hasattr")
     return frozenset(
         name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)

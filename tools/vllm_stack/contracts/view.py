@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from vllm_stack.contracts.check import ContractFinding
+    from vllm_stack.contracts.broken import ContractFinding
 
 #: Further contracts that hang on a broken one, of which so many are shown; the JSON report has all.
 _MOST_CONSEQUENCES = 8
