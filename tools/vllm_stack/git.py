@@ -41,6 +41,8 @@ SETTINGS: dict[str, str] = {
     "commit.gpgSign": "false",
     "tag.gpgSign": "false",
     "gc.auto": "0",
+    # More threads only wait for each other, since what is searched comes out of the object store.
+    "grep.threads": "1",
     "maintenance.auto": "false",
     "rerere.enabled": "false",
     # Messages are kept as written.

@@ -208,7 +208,7 @@ def module_names(tree: ast.Module) -> Mapping[str, list[Binding]]:
     collector = Collector(scope)
     for statement in tree.body:
         collector.visit(statement)
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Global):
             for name in node.names:
                 scope.bindings.setdefault(name, [binding(name, "variable", node)])

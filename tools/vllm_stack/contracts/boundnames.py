@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: A name in a function of a file: the function's dotted name, and the name.
 _Key = tuple[str, str]
+_NamedNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Version:
         self._lines = text.split(b"\n")
         self._others = [b"\n%b\n" % other for other in others]
         self._change = change
+        self._found: dict[str, _NamedNode | None] = {}
         self.added = frozenset() if change is None else frozenset(added_numbers(change))
         self._touched = None if change is None else sorted(self.added | set(_beside_removed(change)))
 
@@ -154,8 +156,13 @@ class Version:
         """Return the same file, all of it to be looked at."""
         return Version(self.path, self.text, self.module, self._tree)
 
-    def function(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
+    def function(self, name: str) -> _NamedNode | None:
         """Return the statement that defines a function or class, by its dotted name."""
+        if name not in self._found:
+            self._found[name] = self._look_up(name)
+        return self._found[name]
+
+    def _look_up(self, name: str) -> _NamedNode | None:
         found: ast.AST = self._tree
         for part in name.split("."):
             inside = (node for node in ast.walk(found) if isinstance(node, _Named) and node.name == part)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: Statements that have others inside them, of the same scope.
+_Blocks = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
 #: Decorators that leave the signature of what they decorate, by the last part of their name.
 _KEEPING = frozenset(
     {
@@ -91,7 +93,7 @@ def flatten(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of one scope: those inside if, try, with, for and while too, no function's."""
     for statement in body:
         yield statement
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if not isinstance(statement, _Blocks):
             continue
         for blocks in ("body", "orelse", "finalbody"):
             yield from flatten(getattr(statement, blocks, []))
