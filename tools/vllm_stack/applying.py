@@ -18,7 +18,7 @@ from vllm_stack.git import Git
 from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from vllm_stack.base import Base
     from vllm_stack.patch import Patch
@@ -215,14 +215,17 @@ def commit_mail(git: Git, parent: str, tree: str, mail: Mail) -> str:
 
 def try_stack(git: Git, base_commit: str, patches: Sequence[Patch]) -> tuple[AppliedPatch, ...]:
     """Apply the patches in order; after one that fails the rest is tried on the tree without it."""
-    results: list[AppliedPatch] = []
+    return tuple(try_each(git, base_commit, patches))
+
+
+def try_each(git: Git, base_commit: str, patches: Iterable[Patch]) -> Generator[AppliedPatch]:
+    """Do the same one patch at a time."""
     head = base_commit
     with git.opened() as opened:
         for patch in patches:
             result = apply_patch(opened, head, patch)
-            results.append(result)
+            yield result
             head = result.commit or head
-    return tuple(results)
 
 
 def apply_stack(base: Base, stack: Stack) -> AppliedStack:

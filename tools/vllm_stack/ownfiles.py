@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from vllm_stack.applying import AppliedPatch
     from vllm_stack.git import Git
     from vllm_stack.objects import Objects
 
@@ -25,8 +26,8 @@ class OwnFiles:
     old_base: str
     new_base: str
     """Commits of the two bare releases."""
-    commits: tuple[str, ...]
-    """Those that the patches start from on their own release."""
+    own: Iterable[AppliedPatch]
+    """The stack on its own release."""
 
     def are_nowhere(self, blobs: Collection[str], old_before: str, new_before: str) -> bool:
         """Say whether merging can find none of the files ``blobs`` in ``new_before`` under another name."""
@@ -50,8 +51,8 @@ class OwnFiles:
         with self.git.reading() as objects:
             return frozenset(
                 entry.id
-                for commit in self.commits
-                for path, entry in objects.changes(self.old_base, commit)
+                for patch in self.own
+                for path, entry in objects.changes(self.old_base, patch.commit or self.old_base)
                 if entry is not None
                 and entry.kind == "blob"
                 and objects.find(self.old_base, path) is None

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self
 
 from vllm_stack.amended import still_relies
-from vllm_stack.applying import Outcome, commit_patch, describe, try_stack
+from vllm_stack.applying import Outcome, commit_patch, describe, try_each, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.collecting import without_collection
 from vllm_stack.conflicts import explain_conflict
@@ -19,7 +19,7 @@ from vllm_stack.ownfiles import OwnFiles
 from vllm_stack.resolutions import conflict_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from vllm_stack.applying import AppliedPatch
@@ -206,18 +206,19 @@ def replay(
     the tree without it. Conflicts that ``resolutions`` knows are resolved as recorded. ConflictError when
     the stack does not even apply to its own release.
     """
-    places = places_of(git, stack, own_commits(git, stack, old_base), old_base, new_base)
-    own_files = OwnFiles(git, old_base, new_base, tuple(place.old_before for place in places))
-    settler = Settler(resolutions, rulings or Rulings(), Reports(history), own_files)
     head = new_base
     settled: list[Settled] = []
-    with without_collection(), _Explaining(settler.judge, beside=history is None) as explaining:
-        for place in places:
+    judge = Reports(history)
+    with without_collection(), _Beside(judge, explains=history is None) as beside:
+        own = beside.own_commits(git, stack, old_base)
+        own_files = OwnFiles(git, old_base, new_base, own)
+        settler = Settler(resolutions, rulings or Rulings(), judge, own_files)
+        for place in places_of(git, stack, own, old_base, new_base):
             missing = [one.patch for one in settled if one.done.commit is None]
             settled.append(settler.settle(replace(place, new_before=head), missing))
-            explaining.begin(settled[-1])
+            beside.begin(settled[-1])
             head = settled[-1].done.commit or head
-        patches = tuple(explaining.explained(one) for one in settled)
+        patches = tuple(beside.explained(one) for one in settled)
     return Replay(
         git,
         old_base,
@@ -231,26 +232,28 @@ def replay(
 def own_commits(git: Git, stack: Stack, old_base: str) -> tuple[AppliedPatch, ...]:
     """Apply a stack to its own release. ConflictError when a well-formed patch does not apply strictly."""
     own = try_stack(git, old_base, stack.patches)
+    _require_applied(stack, own)
+    return own
+
+
+def _require_applied(stack: Stack, own: Sequence[AppliedPatch]) -> None:
     if any(result.outcome not in (Outcome.STRICT, Outcome.MALFORMED) for result in own):
         raise ConflictError(
             f"the stack of {stack.target} does not apply to its own release, {stack.pin.release}",
             details=[line for result in own for line in describe(result)],
             hint="bring it in order there first: `apply --three-way`, then `refresh`",
         )
-    return own
 
 
 def places_of(
-    git: Git, stack: Stack, own: Sequence[AppliedPatch], old_base: str, new_base: str
-) -> tuple[PatchPlace, ...]:
-    """Return where each patch is on its own release; on the new one all are put on the bare release."""
-    places = []
+    git: Git, stack: Stack, own: Iterable[AppliedPatch], old_base: str, new_base: str
+) -> Iterator[PatchPlace]:
+    """Yield where each patch is on its own release; on the new one all are put on the bare release."""
     before = old_base
     for entry, patch, result in zip(stack.series.patches, stack.patches, own, strict=True):
         after = result.commit or before
-        places.append(PatchPlace(git, entry, patch, old_base, new_base, before, after, new_base, None))
+        yield PatchPlace(git, entry, patch, old_base, new_base, before, after, new_base, None)
         before = after
-    return tuple(places)
 
 
 @dataclass(frozen=True)
@@ -271,16 +274,32 @@ class Settled:
         return self.place.patch
 
 
-class _Explaining:
-    """Explains what is wrong with patches, ``beside`` the replay of later ones or after it.
+@dataclass(frozen=True)
+class _OwnCommits:
+    """A stack on its own release; the first commits are in use while the others are still made."""
 
-    Both wait for git a lot.
+    stack: Stack
+    made: tuple[Future[AppliedPatch], ...]
+
+    def __iter__(self) -> Iterator[AppliedPatch]:
+        """Yield what became of each patch. ConflictError as :func:`own_commits` raises it."""
+        for future in self.made:
+            if future.result().outcome is not Outcome.STRICT:
+                _require_applied(self.stack, [one.result() for one in self.made])
+            yield future.result()
+
+
+class _Beside:
+    """A thread for what need not be done in the middle of a replay: all of it waits for git a lot.
+
+    That is making the stack's own commits and, where the judge ``explains`` by git alone, explaining what is
+    wrong with patches; otherwise that is done after the replay.
     """
 
-    def __init__(self, judge: Judge, *, beside: bool) -> None:
+    def __init__(self, judge: Judge, *, explains: bool) -> None:
         self._judge = judge
-        self._beside = beside
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explaining")
+        self._explains = explains
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self._begun: dict[str, Future[ReplayedPatch]] = {}
 
     def __enter__(self) -> Self:
@@ -289,9 +308,16 @@ class _Explaining:
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
+    def own_commits(self, git: Git, stack: Stack, old_base: str) -> _OwnCommits:
+        """Begin to apply a stack to its own release."""
+        results = try_each(git.unopened, old_base, stack.patches)
+        made = tuple(self._executor.submit(next, results) for _ in stack.patches)
+        self._executor.submit(results.close)
+        return _OwnCommits(stack, made)
+
     def begin(self, settled: Settled) -> None:
         """Have a patch explained, if there is anything to explain."""
-        if self._beside and (settled.broken or settled.done.verdict is Verdict.CONFLICT):
+        if self._explains and (settled.broken or settled.done.verdict is Verdict.CONFLICT):
             place = replace(settled.place, git=settled.place.git.unopened)
             work = self._executor.submit(self._explain, replace(settled, place=place))
             self._begun[settled.done.name] = work
