@@ -16,6 +16,7 @@ import triton
 
 from kernelcheck.chips import CHIPS
 
+from . import forward_path_dcp as dcp
 from . import forward_path_glm as glm
 from .forward_path_base import (
     BF16,
@@ -26,7 +27,6 @@ from .forward_path_base import (
     GLM,
     INT32,
     INT64,
-    KPOOL_SIZE,
     MLA,
     TOKENS,
     TOPK,
@@ -118,7 +118,7 @@ def eh_norm(name: str, hidden: int) -> None:
     module(name).fused_eh_norm(empty(TOKENS, kind=INT64), hiddens, empty(TOKENS, hidden), weight, weight, EPS)
 
 
-# Both models: metadata, index conversion, packing, experts
+# Both models: metadata, packing, experts
 
 
 def decode_metadata() -> None:
@@ -139,56 +139,6 @@ def decode_metadata() -> None:
         *(3, TOKENS, 8, rows.stride(0), rows.stride(0)),
         BLOCK_COLS=33,
         num_warps=4,
-    )
-
-
-def prefill_metadata(compress_ratio: int) -> None:
-    """Compile the description of a prefill's chunks."""
-    variant = module("vllm.model_executor.warmup.jit_warmup_triton_helper").TritonPointerInputVariant
-    compile_variant(
-        f"{MLA}.indexer",
-        "_BUILD_PREFILL_CHUNK_METADATA_KERNEL",
-        query_slice_start=0,
-        query_slice_stop=TOKENS,
-        DCP_RANK=0,
-        DCP_WORLD=1,
-        DCP_INTERLEAVE=1,
-        BLOCK_SIZE=1024,
-        COMPRESS_RATIO=compress_ratio,
-        input_variant=variant.from_alignment(uncompressed_seq_lens=False, cu_compressed_seq_lens=False),
-    )
-
-
-def slot_mapping() -> None:
-    """Compile the map of tokens to cache slots."""
-    compile_variant(
-        "vllm.v1.worker.block_table",
-        "_COMPUTE_SLOT_MAPPING_KERNEL",
-        block_table_stride=33,
-        kv_cache_block_size=64,
-        total_cp_world_size=1,
-        total_cp_rank=0,
-        cp_kv_cache_interleave_size=1,
-    )
-
-
-def index_conversion(width: int) -> None:
-    """Compile the conversion of top-k entries to rows of the cache."""
-    compile_variant(
-        f"{MLA}.sparse_utils",
-        "_CONVERT_REQ_INDEX_TO_GLOBAL_INDEX_KERNEL",
-        BLOCK_SIZE=64,
-        BLOCK_STRIDE_ROWS=64,
-        BLOCK_N=128,
-        NUM_TOPK_TOKENS=width,
-        HAS_PREFILL_WORKSPACE=False,
-        HAS_IDX_MAPPING=False,
-        COUNT_VALID=True,
-        COMPACT_TO_FRONT=True,
-        DCP_SIZE=1,
-        DCP_RANK=0,
-        DCP_INTERLEAVE=1,
-        max_num_blocks_per_req=33,
     )
 
 
@@ -290,11 +240,7 @@ def every_launch() -> Iterator[Case]:
     yield "draft norms, DeepSeek-V3.2", partial(eh_norm, V32, 7168)
     yield "draft norms, GLM-5.3-Flash", partial(eh_norm, f"{GLM}.nvidia.ops.fused_eh_norm", 4096)
     yield "metadata of decodes", decode_metadata
-    for ratio in (1, KPOOL_SIZE):
-        yield f"metadata of prefills, pools of {ratio}", partial(prefill_metadata, ratio)
-    yield "slot mapping", slot_mapping
-    for width in (TOPK, 2176):
-        yield f"index conversion, {width} entries", partial(index_conversion, width)
+    yield from dcp.every_launch()
     yield "masked prefill", masked_prefill
     yield "experts", experts
     yield "latent norms", glm.latent_norms

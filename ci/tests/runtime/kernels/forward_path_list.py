@@ -59,7 +59,6 @@ _REASONS: Final = {
         f"{_LAYERS}.rotary_embedding.bailing_mrope",
         f"{_LAYERS}.rotary_embedding.mrope",
         f"{_FLA}.fused_recurrent",
-        "vllm.v1.attention.backends.mla.compressor_utils",
     ),
     "another attention backend": (
         f"{_OPS}.int4_per_token_head",
@@ -67,9 +66,8 @@ _REASONS: Final = {
         f"{_OPS}.triton_reshape_and_cache_flash",
         f"{_OPS}.triton_unified_attention",
     ),
-    "context parallelism, which TRITON_MLA_SPARSE refuses": (
+    "packs for CuTeDSL's merge of the ranks' top-k, SM90 and later; below PyTorch merges": (
         "vllm.model_executor.kernels.attention.dsa.dcp_indexer_cutedsl",
-        f"{_OPS}.dcp",
     ),
     "batch invariance, which TRITON_MLA_SPARSE refuses": ("vllm.model_executor.determinism.batch_invariant",),
     "experts through DeepGEMM or DeepEP, or balanced": (
