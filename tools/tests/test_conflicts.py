@@ -185,6 +185,22 @@ def test_a_function_that_moved_and_changed_is_found_by_its_name(tmp_path: Path) 
     assert file.hunks[0].help == ("make the change at lib/kept.py:4, which has `def beta`",)
 
 
+def test_files_that_are_searched_are_unpacked_once(tmp_path: Path) -> None:
+    kept = "# kept\n\n\n" + function("eta", "first_eta = values[0] * scale", "return first_eta")
+    gone = {"m.py": MODULE.replace("_beta", "_other").replace("_delta", "_other")}
+    wanted = {"m.py": MODULE.replace("_beta + 1", "_beta + 2").replace("_delta + 1", "_delta + 2")}
+    old = {"m.py": MODULE, "lib/kept.py": "# kept\n", "lib/same.py": "SAME = 1\n"}
+    releases = TwoReleases(tmp_path, dict(old), {**old, **gone, "lib/kept.py": kept})
+    releases.add_patch(wanted)
+    (file,) = explain_conflict(releases.place)
+    assert [hunk.outcome for hunk in file.hunks] == ["conflict", "conflict"]
+    (pack,) = (tmp_path / "releases.git" / "objects" / "pack").glob("*.pack")
+    packed = pack.read_bytes()
+    assert packed.count(kept.encode()) == 1
+    assert packed.count(gone["m.py"].encode()) == 1
+    assert b"SAME = 1" not in packed
+
+
 def test_lines_that_an_unchanged_file_has_too_are_no_move(tmp_path: Path) -> None:
     gone = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
     other = {"lib/always.py": "# always\n" + gone}

@@ -46,6 +46,16 @@ def resolve(rebased: Rebased) -> None:
     rebased.write("demo/core.py", RESOLVED)
 
 
+def test_a_stack_that_does_not_apply_to_its_own_release_is_not_replayed(rebased: Rebased) -> None:
+    path = rebased.project.patch_file(NINE)
+    path.write_bytes(path.read_bytes().replace(b"-    return 9\n", b"-    return 8\n"))
+    done = rebased.run("2.0.0", "--dry-run")
+    assert done.code == 5
+    assert done.error["message"] == "the stack of demo does not apply to its own release, 1.0.0"
+    outcomes = [line for line in done.error["details"] if not line.startswith(" ")]
+    assert outcomes == [f"{name}: {'conflict' if name == NINE else 'strict'}" for name in FIVE]
+
+
 def test_dry_run_reports_every_patch_and_changes_nothing(rebased: Rebased) -> None:
     before = rebased.everything()
     done = rebased.run("2.0.0", "--dry-run")

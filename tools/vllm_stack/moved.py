@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from vllm_stack.git import Git
     from vllm_stack.linemap import Span
+    from vllm_stack.objects import Entry
 
 #: Shorter lines (a bracket, ``return x``) stand in too many files to tell where code went.
 _TELLING_LENGTH = 12
@@ -179,17 +180,29 @@ def _grep_changed(
 
     They are put side by side into a tree, so that git does not look at all the others.
     """
+    files = _unpacked(git, bases, suffix)
+    # Their numbers, all as long, keep them in order.
+    lines = (f"{entry.mode} blob {entry.id}\t{at:09}\0" for at, (_, entry) in enumerate(files))
+    tree = git.run("mktree", "-z", stdin="".join(lines).encode()).text
+    return {files[int(name)][0]: found for name, found in _grep(git, tree, texts, ()).items()}
+
+
+@lru_cache(maxsize=16)
+def _unpacked(git: Git, bases: tuple[str, str], suffix: str) -> tuple[tuple[str, Entry], ...]:
+    """Return those files, which the repository has uncompressed from then on.
+
+    They are searched for one hunk after another, and nearly all of that would be spent on inflating them.
+    """
     with git.reading() as objects:
         paths = [path for path in sorted(changed_paths(git, *bases)) if path.endswith(suffix)]
-        entries = [objects.find(bases[1], path) for path in paths]
-    # Their numbers, all as long, keep them in order.
-    lines = (
-        f"{entry.mode} {entry.kind} {entry.id}\t{at:09}\0"
-        for at, entry in enumerate(entries)
-        if entry is not None
-    )
-    tree = git.run("mktree", "-z", "--missing", stdin="".join(lines).encode()).text
-    return {paths[int(name)]: found for name, found in _grep(git, tree, texts, ()).items()}
+        entries = [(path, objects.find(bases[1], path)) for path in paths]
+    files = tuple((path, entry) for path, entry in entries if entry is not None and entry.kind == "blob")
+    if files and git.git_dir is not None:
+        # Copies of what is there anyway need not be safe on the disk.
+        words = ("-c", "core.fsync=none", "pack-objects", "--quiet", "--window=0", "--no-reuse-object")
+        wanted = "".join(f"{entry.id}\n" for _, entry in files).encode()
+        git.run(*words, "--compression=0", git.git_dir / "objects" / "pack" / "pack", stdin=wanted)
+    return files
 
 
 def _densest(path: str, hits: list[tuple[int, str]], telling: list[str]) -> Elsewhere | None:
