@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self
@@ -20,7 +21,7 @@ from vllm_stack.resolutions import conflict_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
 
     from vllm_stack.applying import AppliedPatch
     from vllm_stack.conflicts import FileConflict
@@ -209,8 +210,8 @@ def replay(
     head = new_base
     settled: list[Settled] = []
     judge = Reports(history)
-    with without_collection(), _Beside(judge, explains=history is None) as beside:
-        own = beside.own_commits(git, stack, old_base)
+    with without_collection(), _Beside.open(git, judge, explains=history is None) as beside:
+        own = beside.own_commits(stack, old_base)
         own_files = OwnFiles(git, old_base, new_base, own)
         settler = Settler(resolutions, rulings or Rulings(), judge, own_files)
         for place in places_of(git, stack, own, old_base, new_base):
@@ -296,29 +297,33 @@ class _Beside:
     wrong with patches; otherwise that is done after the replay.
     """
 
-    def __init__(self, judge: Judge, *, explains: bool) -> None:
+    def __init__(self, git: Git, executor: Executor, judge: Judge, *, explains: bool) -> None:
+        self._git = git
+        self._executor = executor
         self._judge = judge
         self._explains = explains
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self._begun: dict[str, Future[ReplayedPatch]] = {}
 
-    def __enter__(self) -> Self:
-        return self
+    @classmethod
+    @contextmanager
+    def open(cls, git: Git, judge: Judge, *, explains: bool) -> Iterator[Self]:
+        """Start the thread, which has ``git`` opened for itself."""
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
+        with git.unopened.opened() as opened:
+            try:
+                yield cls(opened, executor, judge, explains=explains)
+            finally:
+                executor.shutdown(cancel_futures=True)
 
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
-
-    def own_commits(self, git: Git, stack: Stack, old_base: str) -> _OwnCommits:
+    def own_commits(self, stack: Stack, old_base: str) -> _OwnCommits:
         """Begin to apply a stack to its own release."""
-        results = try_each(git.unopened, old_base, stack.patches)
-        made = tuple(self._executor.submit(next, results) for _ in stack.patches)
-        self._executor.submit(results.close)
-        return _OwnCommits(stack, made)
+        results = try_each(self._git, old_base, stack.patches)
+        return _OwnCommits(stack, tuple(self._executor.submit(next, results) for _ in stack.patches))
 
     def begin(self, settled: Settled) -> None:
         """Have a patch explained, if there is anything to explain."""
         if self._explains and (settled.broken or settled.done.verdict is Verdict.CONFLICT):
-            place = replace(settled.place, git=settled.place.git.unopened)
+            place = replace(settled.place, git=self._git)
             work = self._executor.submit(self._explain, replace(settled, place=place))
             self._begun[settled.done.name] = work
 
