@@ -18,7 +18,6 @@ from vllm_stack.contracts.symbols import (
     Module,
     Variable,
     dotted,
-    read_signature,
 )
 from vllm_stack.contracts.visiting import walk
 
@@ -188,7 +187,7 @@ def read_function(node: _FunctionNode) -> Function:
         node.name,
         node.lineno,
         node.end_lineno or node.lineno,
-        read_signature(node.args),
+        node.args,
         annotations,
         None if isinstance(node, ast.AsyncFunctionDef) or _wraps_result(words) else node.returns,
         _binding(node.name, words),

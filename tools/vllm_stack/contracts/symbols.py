@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function or method; ``signature`` has no annotations and shows defaults as they are written."""
+    """A function or method."""
 
     name: str
     line: int
     end_line: int
-    signature: inspect.Signature
+    arguments: ast.arguments
     annotations: Mapping[str, ast.expr]
     returns: ast.expr | None
     binding: Binding
@@ -47,6 +48,11 @@ class Function:
     #: Whether calls see the signature as written; false under a decorator that may change it.
     plain: bool
     decorators: tuple[str, ...]
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """The signature without annotations, defaults shown as they are written. Few are ever asked for."""
+        return read_signature(self.arguments)
 
 
 @dataclass(frozen=True, eq=False)
