@@ -165,7 +165,7 @@ def _options(launch: Launch) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in pairs}
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
+def resource_usage(cubin: bytes) -> tuple[int, int]:
     """Return registers and bytes of local memory per thread of the kernel in ``cubin``."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -246,6 +246,6 @@ def measure(launch: Launch, case: str = "") -> Figures:
         case,
         launch,
         shared=built.metadata.shared,
-        usage=_resource_usage(built.asm["cubin"]),
+        usage=resource_usage(built.asm["cubin"]),
         tensor_memory=getattr(built.metadata, "tmem_size", None),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 import triton
@@ -31,9 +32,11 @@ from .forward_path_base import (
     TOKENS,
     TOPK,
     V32,
+    Queries,
     by_key_scales,
     compile_variant,
     empty,
+    fused_q,
     module,
 )
 
@@ -82,26 +85,10 @@ def norm_rope(cache: str, *, indexer: bool, interleave: bool) -> None:
     )
 
 
-def fused_q(*, quantized: bool, indexer: bool, interleave: bool) -> None:
-    """Launch the fused RoPE and quantization of both queries in Triton."""
-    kernels = module(V32)
-    kernels.has_cutedsl = lambda: False
-    angles = empty(4096, 64, kind=FP32)
-    kernels.fused_q(
-        empty(TOKENS, kind=INT64),
-        empty(TOKENS, 16, 192)[..., 128:],
-        angles,
-        empty(TOKENS, 64, 128) if indexer else None,
-        angles if indexer else None,
-        empty(TOKENS, 16, 512),
-        empty(1, kind=FP32),
-        empty(TOKENS, 192)[:, 128:] if indexer else None,
-        1.0,
-        1.0,
-        has_indexer=indexer,
-        index_rope_interleave=interleave,
-        quantize_mqa=quantized,
-    )
+def queries(form: Queries, *, quantized: bool) -> None:
+    """Launch the fused RoPE and quantization of both queries in Triton, as without the CuTeDSL package."""
+    with patch.object(module(V32), "has_cutedsl", lambda: False):
+        fused_q(form, quantized=quantized)
 
 
 def embed_norm() -> None:
@@ -225,9 +212,9 @@ def patched() -> Iterator[Case]:
     yield "norm and rope, shared layer", partial(norm_rope, "auto", indexer=False, interleave=False)
     for quantized in (False, True):
         for interleave in (True, False):
-            call = partial(fused_q, quantized=quantized, indexer=True, interleave=interleave)
+            call = partial(queries, Queries(interleave=interleave), quantized=quantized)
             yield f"queries, fp8 {quantized}, interleaved {interleave}", call
-    yield "queries, shared layer", partial(fused_q, quantized=False, indexer=False, interleave=False)
+    yield "queries, shared layer", partial(queries, Queries(index_heads=0), quantized=False)
     yield "packing", packing
     yield "rotated queries", glm.rotated_queries
     yield from by_key_scales("pooled keys", glm.pooled_keys)

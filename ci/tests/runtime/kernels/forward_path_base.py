@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -49,6 +50,42 @@ class OnGpu(torch.Tensor):
 def empty(*shape: int, kind: torch.dtype = BF16) -> torch.Tensor:
     """Return a tensor that a launcher takes for one on a GPU."""
     return torch.empty(*shape, dtype=kind).as_subclass(OnGpu)
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The queries of one rank of a model."""
+
+    heads: int = 16
+    index_heads: int = 64
+    """0 in a layer that shares its top-k."""
+    interleave: bool = False
+    """Whether the indexer's RoPE takes neighbours."""
+    rope: torch.dtype = FP32
+    """Of the angles."""
+
+    def __str__(self) -> str:
+        return f"{self.heads} and {self.index_heads} heads, interleaved {self.interleave}, {self.rope} angles"
+
+
+def fused_q(queries: Queries, *, quantized: bool) -> None:
+    """Launch the fused RoPE and quantization of both queries."""
+    angles, heads, index_heads = empty(4096, 64, kind=queries.rope), queries.heads, queries.index_heads
+    module(V32).fused_q(
+        empty(TOKENS, kind=INT64),
+        empty(TOKENS, heads, 192)[..., 128:],
+        angles,
+        empty(TOKENS, index_heads, 128) if index_heads else None,
+        angles if index_heads else None,
+        empty(TOKENS, heads, 512),
+        empty(1, kind=FP32),
+        empty(TOKENS, 128 + index_heads)[:, 128:] if index_heads else None,
+        1.0,
+        1.0,
+        has_indexer=bool(index_heads),
+        index_rope_interleave=queries.interleave,
+        quantize_mqa=quantized,
+    )
 
 
 def by_key_scales(name: str, call: Callable[[], object]) -> Iterator[Case]:
