@@ -20,8 +20,11 @@ exchanges keys):
 With `--ranks 2` (200 s more for `twin`, 150 s for `language`) the compiled kernels on two GPUs differ from
 those on one by at most 1.5 times as much as the checkpoint does, or as 8-bit activations make.
 
-`wide` (220 s): a file with the widths of GLM-5, one dense and four MoE layers of 256 experts (23 GB), scores
-text and is timed with both kernels; beside it the same model in bf16 with made-up weights.
+`wide` (220 s): a file with the widths of GLM-5, one dense and four MoE layers of 256 experts (23 GB), is
+loaded and timed with both kernels; beside it the same model in bf16 with made-up weights.
+
+`wide-text` (80 s): such a file with two MoE layers (11 GB) scores text. The plugin's kernels are judged as
+above; experts that have the weights of others make at least twice as much as a kernel may.
 
 A step or an engine that fails is reported and the others run. Exits 1 if anything failed or is not as it must
 be. The seconds are estimates from a host on which all engines of a step took 65 s.
@@ -36,14 +39,17 @@ import random
 import sys
 import time
 import traceback
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import wheel_files
 from engine_runner import host
-from gguf_worker import GgufJob
+from gguf_worker import STAND_INS, GgufJob
 from logged import run_logged
 
 HERE: Final = Path(__file__).resolve().parent
@@ -56,9 +62,10 @@ INDEX_TOPK: Final = 512
 VOCABULARY: Final = 512
 JOB_SECONDS: Final = 200.0
 SHORTEST_RUN: Final = 20.0
-WIDE_LAYERS, WIDE_EXPERTS = 5, 256
+WIDE_LAYERS, WIDE_TEXT_LAYERS, WIDE_EXPERTS = 5, 3, 256
+WRONG_EXPERT_RATIO: Final = 2.0
 KERNELS: Final = ("bf16", "dequantized", "eight-bit", "compiled", "triton")
-STEPS: Final = ("products", "twin", "language", "wide")
+STEPS: Final = ("products", "twin", "language", "wide", "wide-text")
 Text = list[list[int]]
 
 
@@ -251,21 +258,29 @@ def run_products(proof: Proof) -> dict[str, Any]:
     return report
 
 
-def run_wide(proof: Proof) -> dict[str, Any]:
-    """Write the wide file and time it."""
+def write_wide_file(proof: Proof, name: str, layers: int) -> tuple[str, str, Text]:
+    """Write a file with the widths of GLM-5; return its path, its folder and text to score."""
     from gguf_wide import wide_config, write_wide
 
-    folder = proof.work / "wide"
+    folder = proof.work / name
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    path = str(write_wide(folder, wide_config(WIDE_LAYERS, WIDE_EXPERTS)))
+    config = wide_config(layers, WIDE_EXPERTS)
+    path = str(write_wide(folder, config))
     print(f"{time.monotonic() - started:6.1f} s  wrote {Path(path).stat().st_size / 1e9:.1f} GB", flush=True)
+    vocabulary = config.vocab_size
+    text = [[(31 * i + n) % vocabulary for i in range(length)] for n, length in enumerate(LENGTHS)]
+    return path, str(folder), text
+
+
+def run_wide(proof: Proof) -> dict[str, Any]:
+    """Write the wide file, load it and time it."""
+    path, folder, text = write_wide_file(proof, "wide", WIDE_LAYERS)
     jobs = [
-        GgufJob("wide-compiled", path, str(folder), OURS, timed=True),
-        GgufJob("wide-bf16", str(folder), str(folder), OURS, timed=True, dummy=True),
-        GgufJob("wide-triton", path, str(folder), OURS, kernels="triton", timed=True),
+        GgufJob("wide-compiled", path, folder, OURS, timed=True),
+        GgufJob("wide-bf16", folder, folder, OURS, timed=True, dummy=True),
+        GgufJob("wide-triton", path, folder, OURS, kernels="triton", timed=True),
     ]
-    text = [[(31 * i + n) % 32000 for i in range(length)] for n, length in enumerate(LENGTHS)]
     proof.run(jobs, text, workers=1)
     found = {
         job.name: {key: proof.figures[job.name][key] for key in ("start_seconds", "decode")}
@@ -273,11 +288,36 @@ def run_wide(proof: Proof) -> dict[str, Any]:
         if job.name in proof.figures
     }
     missing = [f"{job.name} failed" for job in jobs if job.name not in found]
-    return {
-        "engines": found,
-        "compiled and triton differ": proof.differences("wide-compiled", "wide-triton"),
-        "problems": missing,
-    }
+    return {"engines": found, "problems": missing}
+
+
+def run_wide_text(proof: Proof) -> dict[str, Any]:
+    """Compare engines on a wide file."""
+    path, folder, text = write_wide_file(proof, "wide-text", WIDE_TEXT_LAYERS)
+    names = {kernels: f"wide-text-{kernels}" for kernels in (*STAND_INS, "compiled", "triton")}
+    jobs = [GgufJob(name, path, folder, OURS, kernels) for kernels, name in names.items()]
+    proof.run(jobs, text, workers=len(jobs))
+    exact = names.pop("dequantized")
+    found = {kernels: proof.differences(name, exact) for kernels, name in names.items()}
+    return {"differences": found, "problems": judge_wide_text(found)}
+
+
+def judge_wide_text(found: dict[str, Any]) -> list[str]:
+    """Return what is not as the module's docstring says."""
+    if missing := [name for name, difference in found.items() if difference is None]:
+        return [f"not measured: {', '.join(missing)}"]
+    problems: list[str] = []
+    for place in ("near", "far"):
+        size = {name: difference[place] for name, difference in found.items()}
+        allowed = ALLOWED_RATIO * size["eight-bit"]
+        problems += [
+            f"{name} ({place}): {size[name]:.4f} is above {allowed:.4f}"
+            for name in ("compiled", "triton")
+            if not size[name] <= allowed
+        ]
+        if not size["wrong-expert"] >= WRONG_EXPERT_RATIO * allowed:
+            problems.append(f"wrong experts ({place}) make {size['wrong-expert']:.4f} only")
+    return problems
 
 
 def run_step(proof: Proof, step: str, ranks: int) -> dict[str, Any]:
@@ -288,6 +328,8 @@ def run_step(proof: Proof, step: str, ranks: int) -> dict[str, Any]:
             report = run_products(proof)
         elif step == "wide":
             report = run_wide(proof)
+        elif step == "wide-text":
+            report = run_wide_text(proof)
         else:
             write = random_twins if step == "twin" else language_twins
             report = run_twins(proof, write(proof.work), ranks)
@@ -297,6 +339,18 @@ def run_step(proof: Proof, step: str, ranks: int) -> dict[str, Any]:
     return report | {"seconds": time.monotonic() - started}
 
 
+def describe_plugin(wheel: Path) -> dict[str, str]:
+    """Return which plugin is proven: its wheel, the stack of that, and the compiled kernels in use."""
+    [folder] = find_spec("vllm_gguf_plugin").submodule_search_locations
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            "wheel": wheel.name,
+            "wheel_sha256": wheel_files.file_sha256(wheel),
+            "stack_id": wheel_files.stack_id(archive),
+            "kernels_sha256": wheel_files.file_sha256(Path(folder) / "_C_gguf.abi3.so"),
+        }
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -304,6 +358,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="report to write (JSON)")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     parser.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
+    parser.add_argument("--plugin", type=Path, help="wheel of the plugin that is installed")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of the host to use")
     parser.add_argument("--seconds", type=float, default=540, help="time for everything")
@@ -319,6 +374,7 @@ def main() -> int:
     proof = Proof(work, arguments.plugin_tests, time.monotonic() + arguments.seconds)
     report: dict[str, Any] = {"schema": 2, "passed": False}
     report["wheel_files"] = json.loads(arguments.files.read_text()) if arguments.files else None
+    report["plugin"] = describe_plugin(arguments.plugin) if arguments.plugin else None
     for step in arguments.steps:
         report[step] = run_step(proof, step, arguments.ranks)
         report |= {"errors": proof.errors, "jobs": proof.figures}

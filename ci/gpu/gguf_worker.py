@@ -5,8 +5,9 @@
 Writes JOB.npz with log-probabilities and JOB.result.json with figures; exits 0 only if both are complete.
 With `kernels` set to `dequantized`, the plugin's two products are replaced, in this process only, by products
 with the dequantized weights: then nothing but the loading differs from the bf16 twin. With `eight-bit` these
-products round what they multiply to blocks of 8 bits, as the plugin's compiled kernels do: the difference to
-`dequantized` is what this rounding makes, and kernels may make no more.
+products round what they multiply to blocks of 8 bits, as the plugin's compiled kernels for many tokens do:
+the difference to `dequantized` is what this rounding makes, and kernels may make no more. With
+`wrong-expert` each expert's weights are the next one's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ TIMED_PROMPT: Final = 512
 TIMED_TOKENS: Final = 128
 TIMED_BATCHES: Final = (1, 8)
 CONTINUED_TOKENS: Final = 64
+STAND_INS: Final = ("dequantized", "eight-bit", "wrong-expert")
+"""What replaces the plugin's products."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class GgufJob:
         model: Path of a GGUF file, or folder of a checkpoint.
         config: Folder of the config.json.
         backend: Name of an attention backend.
-        kernels: `compiled` or `triton`, the plugin's, or stand-ins: `dequantized`, `eight-bit`.
+        kernels: `compiled` or `triton`, the plugin's, or one of `STAND_INS`.
         ranks: Tensor parallel size.
         drafted: Tokens that the MTP layer drafts; the text is then continued, too.
         timed: Whether decoding is timed, after the text was scored.
@@ -96,11 +99,30 @@ def eight_bits(x: Any) -> Any:
     return (numbers * scale.half().float()).flatten(-2)
 
 
-def multiply_dequantized(*, rounded: bool) -> None:
-    """Replace the plugin's products by products of dequantized weights, with activations rounded or not."""
+def means_of_blocks(x: Any) -> Any:
+    """Replace each number by the mean of its block of 32, whose sum is a float16."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    return (blocks.sum(-1, keepdim=True).half().float() / 32).expand_as(blocks).flatten(-2)
+
+
+def minima_of(qweight: Any, kind: int) -> Any:
+    """Return blocks of Q4_K or Q5_K of which only the minima are left: the scale, the first half, is zero."""
+    import gguf
+
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)][1]
+    blocks = qweight.clone()
+    blocks.unflatten(-1, (-1, size))[..., :2] = 0
+    return blocks
+
+
+def multiply_dequantized(kernels: str) -> None:
+    """Replace the plugin's products by products of dequantized weights, as one of `STAND_INS` does them."""
     import gguf
     import torch
     from vllm_gguf_plugin import ops, quantization
+
+    rounded, shift = kernels == "eight-bit", int(kernels == "wrong-expert")
+    with_minima = (gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q5_K)
 
     def weight_of(qweight: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
         if kind in quantization.UNQUANTIZED_TYPES:
@@ -113,7 +135,10 @@ def multiply_dequantized(*, rounded: bool) -> None:
     def product(x: torch.Tensor, qweight: torch.Tensor, kind: int) -> torch.Tensor:
         if not rounded or kind in quantization.UNQUANTIZED_TYPES:
             return x @ weight_of(qweight, kind, x.dtype).T
-        exact: torch.Tensor = eight_bits(x) @ weight_of(qweight, kind, torch.float32).T
+        near = eight_bits(x)
+        exact: torch.Tensor = near @ weight_of(qweight, kind, torch.float32).T
+        if kind in with_minima:  # they are multiplied by sums that were not rounded to 8 bits
+            exact += (means_of_blocks(x) - near) @ weight_of(minima_of(qweight, kind), kind, torch.float32).T
         return exact.to(x.dtype)
 
     def experts(
@@ -124,9 +149,10 @@ def multiply_dequantized(*, rounded: bool) -> None:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in range(w1.shape[0]):
             rows, slot = (ids == expert).nonzero(as_tuple=True)
-            gate, up = product(x[rows], w1[expert], kind1).chunk(2, dim=-1)
+            read = (expert + shift) % len(w1)
+            gate, up = product(x[rows], w1[read], kind1).chunk(2, dim=-1)
             inner = (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
-            share = product(inner, w2[expert], kind2).float() * weights[rows, slot, None]
+            share = product(inner, w2[read], kind2).float() * weights[rows, slot, None]
             out.index_add_(0, rows, share)
         return out.to(x.dtype)
 
@@ -171,8 +197,8 @@ def choose_kernels(job: GgufJob) -> None:
         RuntimeError: If the compiled ones cannot be imported.
 
     """
-    if job.kernels in ("dequantized", "eight-bit"):
-        multiply_dequantized(rounded=job.kernels == "eight-bit")
+    if job.kernels in STAND_INS:
+        multiply_dequantized(job.kernels)
     elif job.kernels == "compiled" and job.model.endswith(".gguf"):
         from vllm_gguf_plugin import ops
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+import zipfile
 from dataclasses import replace
+from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
 
-from plugin_tree import REPOSITORY, run_python
+from plugin_tree import REPOSITORY, TREE, run_python
 
 GPU = REPOSITORY / "ci" / "gpu"
 sys.path.insert(0, str(GPU))
 import gguf_products  # noqa: E402 - ci/gpu is no package
 import gguf_proof  # noqa: E402
 import gguf_ranks  # noqa: E402
+import gguf_wide  # noqa: E402
 import gguf_worker  # noqa: E402
 
 PAIRS = ("backends", "dequantized", "dequantized, native", "eight-bit", "compiled", "triton", "damaged")
@@ -155,6 +161,128 @@ def test_activations_of_eight_bits() -> None:
     numbers = np.round(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
     expected = (numbers * scale.astype(np.float16).astype(np.float32)).reshape(3, 64)
     assert np.array_equal(gguf_worker.eight_bits(x).numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.Q5_K])
+def test_minima_of_blocks(monkeypatch: pytest.MonkeyPatch, kind: GGMLType) -> None:
+    """What is left of the weights without them is a scale times numbers from 0 on, in groups of 32."""
+    monkeypatch.setattr(gguf_products, "DEVICE", "cpu")
+    blocks = gguf_products.random_blocks(kind, 4, 512)
+    minima = gguf.dequantize(gguf_worker.minima_of(blocks, int(kind)).numpy(), kind).reshape(-1, 32)
+    whole = gguf.dequantize(blocks.numpy(), kind).reshape(-1, 32)
+    assert (minima <= 0).all()
+    assert minima.min() < -1
+    assert (minima == minima[:, :1]).all()
+    assert (whole - minima >= -1e-3).all()
+
+
+def test_means_of_blocks() -> None:
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    found = gguf_worker.means_of_blocks(x).unflatten(-1, (-1, 32))
+    assert torch.equal(found, found[..., :1].expand_as(found))
+    assert torch.equal(found.sum(-1), x.float().unflatten(-1, (-1, 32)).sum(-1).half().float())
+
+
+STANDING_IN = {"dequantized": (0.0, 1e-5), "eight-bit": (1e-3, 0.3), "wrong-expert": (0.5, 3.0)}
+"""What they differ by, at least and at most."""
+
+
+@pytest.mark.parametrize("kernels", STANDING_IN)
+def test_stand_ins_of_the_products(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    """They give what is expected of 3 experts of which 2 are chosen, or differ as they should."""
+    plugin = SimpleNamespace(
+        ops=SimpleNamespace(ggml_dequantize=decoded), quantization=SimpleNamespace(UNQUANTIZED_TYPES=())
+    )
+    monkeypatch.setitem(sys.modules, "vllm_gguf_plugin", plugin)
+    monkeypatch.setattr(gguf_products, "DEVICE", "cpu")
+    torch.manual_seed(0)
+    kind = int(GGMLType.Q4_K)
+    w1 = gguf_products.random_blocks(GGMLType.Q4_K, 3, 512, 256)
+    w2 = gguf_products.random_blocks(GGMLType.Q4_K, 3, 256, 256)
+    for blocks in (w1, w2):  # else the products of products are no float16
+        scales = blocks.view(torch.float16).unflatten(-1, (-1, 72))[..., :2]
+        scales *= 2.0**-12
+    x, ids = torch.randn(8, 256), torch.tensor([[0, 1]] * 4 + [[2, 1]] * 4)
+    weights = torch.rand(8, 2)
+    expected = torch.zeros(8, 256, dtype=torch.float64)
+    for row, slot in np.ndindex(8, 2):
+        expert = ids[row, slot]
+        first, second = (gguf_products.weights_of(w[expert], GGMLType.Q4_K) for w in (w1, w2))
+        gate, up = (first @ x[row].double()).chunk(2)
+        expected[row] += weights[row, slot] * (second @ (torch.nn.functional.silu(gate) * up))
+
+    gguf_worker.multiply_dequantized(kernels)
+    found = plugin.quantization.fused_moe_gguf(x, w1, w2, weights, ids, kind, kind, "silu")
+
+    least, most = STANDING_IN[kernels]
+    assert least <= gguf_products.error_of(found, expected) <= most
+
+
+def decoded(blocks: torch.Tensor, kind: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decode as the plugin does."""
+    return gguf_products.weights_of(blocks, GGMLType(kind)).reshape(rows, columns).to(dtype)
+
+
+WIDE = {
+    "eight-bit": {"near": 0.1, "far": 0.2},
+    "wrong-expert": {"near": 0.9, "far": 1.1},
+    "compiled": {"near": 0.11, "far": 0.19},
+    "triton": {"near": 0.03, "far": 0.06},
+}
+
+
+def test_text_of_the_wide_file_is_judged() -> None:
+    judge = gguf_proof.judge_wide_text
+    assert judge(WIDE) == []
+    assert judge(WIDE | {"compiled": None}) == ["not measured: compiled"]
+    for kernels in ("compiled", "triton"):
+        changed = WIDE | {kernels: {"near": 0.16, "far": 0.31}}
+        found = [problem.split(":")[0] for problem in judge(changed)]
+        assert found == [f"{kernels} (near)", f"{kernels} (far)"]
+    assert len(judge(WIDE | {"wrong-expert": {"near": 0.2, "far": 0.5}})) == 2
+    nothing = {"near": float("nan"), "far": float("nan")}
+    assert len(judge(WIDE | {"eight-bit": nothing})) == 6
+
+
+@pytest.fixture
+def known_gguf(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the module of the plugin's tests that makes tensors."""
+    monkeypatch.syspath_prepend(str(TREE / "tests"))
+    return import_module("known_gguf")
+
+
+@pytest.mark.parametrize("rows", [2048, 6144])
+def test_experts_of_the_wide_file_differ(known_gguf: Any, rows: int) -> None:
+    assert len({expert * rows % gguf_wide.TILE_ROWS for expert in range(256)}) == 256
+    tensor = known_gguf.FileTensor("blk.1.ffn_down_exps.weight", (3, rows, 512), GGMLType.Q4_K)
+    experts = gguf_wide.tiled(tensor)
+    assert experts.shape == (3, rows, 2 * 144)
+    assert not any(np.array_equal(*pair) for pair in combinations(experts, 2))
+
+
+def test_groups_of_the_wide_file_are_centred(known_gguf: Any) -> None:
+    tensor = known_gguf.FileTensor("blk.0.ffn_up.weight", (600, 6144), GGMLType.Q4_K)
+    groups = gguf.dequantize(gguf_wide.tiled(tensor), GGMLType.Q4_K).reshape(-1, 32)
+    assert (groups.max(1) > 0).all()
+    assert (groups.min(1) < 0).all()
+    size = np.abs(groups).max(1)
+    assert (np.abs(groups.max(1) + groups.min(1)) <= 0.2 * size).mean() > 0.5
+    assert np.abs(groups.mean(1)).mean() < 0.25 * groups.std()
+    assert 0.5 < groups.std() * 6144**0.5 < 1.5
+
+
+def test_report_names_the_plugin(tmp_path: Path) -> None:
+    wheel = tmp_path / "vllm_gguf_plugin-0.0.5+bw.0.sabc-cp310-abi3-linux_x86_64.whl"
+    component = {"properties": [{"name": "vllm-stack:stack-id", "value": "abc"}]}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(
+            "x.dist-info/sboms/vllm-stack.cdx.json", json.dumps({"metadata": {"component": component}})
+        )
+    found = gguf_proof.describe_plugin(wheel)
+    assert found["wheel"] == wheel.name
+    assert found["stack_id"] == "abc"
+    assert found["wheel_sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert len(found["kernels_sha256"]) == 64
 
 
 class Engine:
