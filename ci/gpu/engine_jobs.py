@@ -264,6 +264,8 @@ def speculation(job: Job, folder: Path) -> dict[str, Any]:
     """Return `speculative_config`."""
     from small_models import DRAFT_FOLDER
 
-    how: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": job.draft}
+    # The first runner chooses the draft's backend anew, whatever the model's is.
+    backend = {"attention_backend": job.backend} if job.runner != SECOND_RUNNER else {}
+    how: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": job.draft} | backend
     draft = folder / DRAFT_FOLDER
     return how | ({"model": str(draft)} if draft.exists() else {})

@@ -11,6 +11,7 @@ import engine_jobs
 from engine_jobs import DECODE_TOKENS, FAR_DECODE_TOKENS, SHORT_ALONE, SHORT_DECODE_TOKENS
 from engine_worker import Running, generate, run_batch, score, start
 from health_tasks import run_allocations, run_sync
+from scheduling import DraftWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,28 +53,28 @@ def observed(running: Running) -> dict[str, Any]:
     }
 
 
-def score_and_choose(running: Running, prompts: list[list[int]]) -> int:
-    """Score prompts and let the engine continue them with its own choice; return its steps."""
-    steps = count_steps(running.engine)
+def score_and_choose(running: Running, prompts: list[list[int]]) -> dict[str, Any]:
+    """Score prompts and let the engine continue them with its own choice; return its steps and drafts."""
+    steps, drafts = count_steps(running.engine), DraftWatch(running.engine)
     running.observer.start()
     running.arrays["prefill"] = score(running.engine, prompts)
     running.counts["prefill_batch"] = running.observer.snapshot()
     running.watch.lap("prefill")
     running.observer.start()
     steps.clear()
+    drafts.clear()
     chosen = generate(running.engine, prompts, FAR_DECODE_TOKENS)
     running.arrays["decode"], running.arrays["tokens"] = chosen
     running.counts["decode_batch"] = running.observer.snapshot()
     running.watch.lap("decode")
-    return len(steps)
+    return {"steps": len(steps), "drafts": drafts.as_json()}
 
 
 def run_drafts(task: Task) -> Found:
     """Score prompts up to 32,000 tokens and continue them with drafts."""
     running = start(task)
     prompts = [tokens[:-FAR_DECODE_TOKENS] for tokens in task.texts["far_text"]]
-    steps = score_and_choose(running, prompts)
-    return running.arrays, {"steps": steps} | observed(running)
+    return running.arrays, score_and_choose(running, prompts) | observed(running)
 
 
 def run_wide(task: Task) -> Found:
@@ -104,20 +105,16 @@ def run_indexer(task: Task) -> Found:
         keep_torch_from_asking()
     running = start(task)
     text = task.texts["far_text"]
-    steps = 0
     if task.job.draft:
-        steps = score_and_choose(running, [tokens[:-FAR_DECODE_TOKENS] for tokens in text])
+        figures = score_and_choose(running, [tokens[:-FAR_DECODE_TOKENS] for tokens in text])
     else:
         counted = count_steps(running.engine)
         run_batch(running, "", text, FAR_DECODE_TOKENS)
         running.arrays["tokens"] = [t for tokens in text for t in tokens[-FAR_DECODE_TOKENS:]]
-        steps = len(counted)
+        figures = {"steps": len(counted)}
     choice = get_mqa_logits_choice()
-    return running.arrays, observed(running) | {
-        "indexer": {"backend": choice.backend.value, "reason": choice.reason},
-        "steps": steps,
-        "toolkit": toolkit(),
-    }
+    indexer = {"backend": choice.backend.value, "reason": choice.reason}
+    return running.arrays, observed(running) | figures | {"indexer": indexer, "toolkit": toolkit()}
 
 
 def count_steps(engine: Any) -> list[None]:

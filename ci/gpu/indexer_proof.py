@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import small_models
-from comparison import launched
+from comparison import draft_problems, launched
 from engine_jobs import FAR_DECODE_TOKENS, FAR_LENGTHS, INDEXER, TEXTS, Job
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def assess_mode(mode: Job, runs: Mapping[Job, Run]) -> dict[str, Any]:
     ours, native, other = runs[mode], runs[reference(mode)], runs[other_native(mode)]
     differences = compare(ours, native, other)
     problems = [*difference_problems(differences), *choice_problems(ours, native, other)]
-    problems += [*launch_problems(ours, is_triton=True), *draft_problems(ours, native)]
+    problems += launch_problems(ours, is_triton=True)
+    problems += [p for run in (ours, native) for p in draft_problems(run)]
     problems += [p for run in (native, other) for p in launch_problems(run, is_triton=False)]
     problems += [] if mode.toolkit else toolkit_problems(ours)
     return {
@@ -111,6 +112,7 @@ def assess_mode(mode: Job, runs: Mapping[Job, Run]) -> dict[str, Any]:
         "indexer": {run.job.name: run.figures["indexer"] for run in (ours, native, other)},
         "launches": {run.job.name: run.figures["launches"] for run in (ours, native)},
         "steps": ours.figures["steps"],
+        "drafts": ours.figures.get("drafts"),
         "toolkit": ours.figures["toolkit"],
         "variants": ours.figures["variants"],
         "problems": problems,
@@ -157,13 +159,6 @@ def launch_problems(run: Run, *, is_triton: bool) -> Iterator[str]:
     replays = run.figures["launches"]["decode_batch"]["graph_replays"]
     if (replays > 0) != run.job.graphs:
         yield f"{run.job.name}: {replays} replays of graphs in decode"
-
-
-def draft_problems(*runs: Run) -> Iterator[str]:
-    """Yield which engine accepted no drafts: it needed a step for each token."""
-    for run in runs:
-        if run.job.draft and run.figures["steps"] > 0.9 * FAR_DECODE_TOKENS:
-            yield f"{run.job.name}: {run.figures['steps']} steps for {FAR_DECODE_TOKENS} tokens"
 
 
 def toolkit_problems(hidden: Run) -> list[str]:

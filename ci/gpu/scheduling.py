@@ -49,3 +49,34 @@ class BatchWatch:
         """Return plain values."""
         names = ("requests", "decodes", "prefills_in_flight", "preemptions")
         return {name: getattr(self, name) for name in names}
+
+
+class DraftWatch:
+    """Counts the tokens that were drafted and those that were accepted.
+
+    The engine's steps tell less: they are those of the request that accepts fewest.
+
+    Attributes:
+        drafted: Tokens that were drafted and verified.
+        accepted: Tokens of these that the engine kept.
+
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.clear()
+        scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+        self._make_stats = scheduler.make_spec_decoding_stats
+        scheduler.make_spec_decoding_stats = self._watched_stats
+
+    def clear(self) -> None:
+        """Count from zero."""
+        self.drafted = self.accepted = 0
+
+    def _watched_stats(self, *args: Any, **kwargs: Any) -> Any:
+        self.drafted += kwargs["num_draft_tokens"]
+        self.accepted += kwargs["num_accepted_tokens"]
+        return self._make_stats(*args, **kwargs)
+
+    def as_json(self) -> dict[str, int]:
+        """Return the counts."""
+        return {"drafted": self.drafted, "accepted": self.accepted}

@@ -34,6 +34,7 @@ def figures(job: Job) -> dict[str, Any]:
         "cache": cache | ({"other_ranks": [dict(cache)]} if job.ranks > 1 else {}),
         "batches": {"decodes": 96, "prefills_in_flight": 2},
         "steps": FAR_DECODE_TOKENS // 2,
+        "drafts": {"drafted": 1000, "accepted": 400},
     }
 
 
@@ -163,10 +164,12 @@ def test_drafts_are_compared_up_to_the_first_other_token_and_must_be_accepted() 
     assert row["passed"], row["problems"]
     assert row["differences"]["decode"]["share"] == pytest.approx(15 / 16)
     ours.arrays["tokens"][::FAR_DECODE_TOKENS] = -1
-    ours.figures["steps"] = FAR_DECODE_TOKENS
+    ours.figures["drafts"] = {"drafted": 1000, "accepted": 5}
     problems = comparison.assess(found, runs)["problems"]
     assert any("in common" in problem for problem in problems)
-    assert any("steps" in problem for problem in problems)
+    assert any("5 of 1000 drafted tokens accepted" in problem for problem in problems)
+    ours.figures["drafts"] = {"drafted": 0, "accepted": 0}
+    assert any("0 of 0 drafted" in problem for problem in comparison.assess(found, runs)["problems"])
 
 
 def test_requests_that_did_not_decode_together_are_found() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import inspect
 import re
 from collections import deque
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 import rank_observer
 import torch
 from health_tasks import failure
-from scheduling import BatchWatch
+from scheduling import BatchWatch, DraftWatch
 
 
 @pytest.fixture(autouse=True)
@@ -226,6 +229,25 @@ def test_batches_are_watched() -> None:
     scheduler.schedule()
     assert scheduler._preempt_request("x") == "x"
     assert watched.as_json() == {"requests": 3, "decodes": 3, "prefills_in_flight": 2, "preemptions": 1}
+
+
+def test_drafts_are_counted() -> None:
+    """The scheduler passes the numbers by keyword, and goes on as before."""
+    [package] = find_spec("vllm").submodule_search_locations
+    tree = ast.parse(Path(package, "v1/core/sched/scheduler.py").read_text())
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and "make_spec_decod" in ast.dump(n.func)]
+    assert calls
+    for call in calls:
+        assert {"num_draft_tokens", "num_accepted_tokens"} < {word.arg for word in call.keywords}
+    scheduler = SimpleNamespace(make_spec_decoding_stats=lambda stats, **_: stats)
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+    watched = DraftWatch(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core)))
+    for drafted, accepted in ((3, 2), (3, 0), (2, 2)):
+        given = {"num_draft_tokens": drafted, "num_accepted_tokens": accepted, "request_id": "a"}
+        assert scheduler.make_spec_decoding_stats("stats", **given) == "stats"
+    assert watched.as_json() == {"drafted": 8, "accepted": 4}
+    watched.clear()
+    assert watched.as_json() == {"drafted": 0, "accepted": 0}
 
 
 def test_only_the_engines_own_errors_are_noted() -> None:
