@@ -19,6 +19,7 @@ REPORTS = (
 COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
 SOAK = "soak"
+GGUF = ("gguf", "gguf-wide", "gguf-wide-text", "gguf-two-gpus")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 OURS_FP8, NATIVE_FP8 = "triton_mla_sparse_fp8", "flashmla_fp8"
 
@@ -34,10 +35,16 @@ def there(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if (RESULTS / f"{name}.json").exists()]
 
 
+def segments() -> list[str]:
+    """Return the reports of the soak's segments, in their order."""
+    names = (path.stem for path in RESULTS.glob(f"{SOAK}-*.json"))
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
+
+
 def provenance() -> list[str]:
     """Return the table of what each report measured."""
     lines = ["| report | result | wheel | wheel sha256 | commit | stack id |", "|---|---|---|---|---|---|"]
-    for name in (*REPORTS, *there((*COMPARED, *EXAMINED, SOAK))):
+    for name in (*REPORTS, *there((*COMPARED, *EXAMINED, *GGUF, SOAK)), *segments()):
         document = report(name)
         files = document["wheel_files"]
         wheel, commit, stack = files["wheel"], files["commit"][:12], files["stack_id"][:12]
@@ -151,17 +158,21 @@ def compared() -> list[str]:
 
 
 def soaked() -> list[str]:
-    """Return what the soak gave, if it has run."""
-    if not there((SOAK,)):
+    """Return what the soak gave: all of it, or the segments that have run."""
+    whole = there((SOAK,))
+    found = [report(name) for name in whole or segments()]
+    if not found:
         return []
-    found = report(SOAK)
     numbers = ("requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
-    counts = ", ".join(f"{found[name]:,} {name.replace('_', ' ')}" for name in numbers)
-    findings = sum(len(found[name]) for name in ("not_finite", "differing", "hangs"))
+    counts = ", ".join(f"{sum(r[name] for r in found):,} {name.replace('_', ' ')}" for name in numbers)
+    findings = sum(len(r[name]) for r in found for name in ("not_finite", "differing", "hangs"))
+    seconds = sum(r["seconds"] for r in found)
+    count = len(found[0]["segments"]) if whole else len(found)
+    engines = found[0]["engines"] if whole else [r["engine"] for r in found]
     return [
         "",
-        f"Soak: {found['seconds']:.0f} s of {len(found['segments'])} segments, {counts};",
-        f"{findings} findings (NaN, other answers, hangs). Engines: {', '.join(found['engines'])}.",
+        f"{'Soak' if whole else 'Soak, not whole yet'}: {seconds:.0f} s of {count} segments, {counts};",
+        f"{findings} findings (NaN, other answers, hangs). Engines: {', '.join(engines)}.",
     ]
 
 
