@@ -340,14 +340,21 @@ def run_step(proof: Proof, step: str, ranks: int) -> dict[str, Any]:
 
 
 def describe_plugin(wheel: Path) -> dict[str, str]:
-    """Return which plugin is proven: its wheel, the stack of that, and the compiled kernels in use."""
-    [folder] = find_spec("vllm_gguf_plugin").submodule_search_locations
+    """Return which plugin is proven: its wheel, the stack of that, and the compiled kernels in use.
+
+    Raises:
+        ModuleNotFoundError: The plugin is not installed.
+
+    """
+    spec = find_spec("vllm_gguf_plugin")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("vllm_gguf_plugin is not installed in this environment")
     with zipfile.ZipFile(wheel) as archive:
         return {
             "wheel": wheel.name,
             "wheel_sha256": wheel_files.file_sha256(wheel),
             "stack_id": wheel_files.stack_id(archive),
-            "kernels_sha256": wheel_files.file_sha256(Path(folder) / "_C_gguf.abi3.so"),
+            "kernels_sha256": wheel_files.file_sha256(Path(spec.origin).with_name("_C_gguf.abi3.so")),
         }
 
 

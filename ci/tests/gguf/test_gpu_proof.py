@@ -178,9 +178,9 @@ def test_minima_of_blocks(monkeypatch: pytest.MonkeyPatch, kind: GGMLType) -> No
 
 def test_means_of_blocks() -> None:
     x = torch.randn(3, 64, dtype=torch.bfloat16)
-    found = gguf_worker.means_of_blocks(x).unflatten(-1, (-1, 32))
+    found = gguf_worker.means_of_blocks(x).reshape(3, 2, 32)
     assert torch.equal(found, found[..., :1].expand_as(found))
-    assert torch.equal(found.sum(-1), x.float().unflatten(-1, (-1, 32)).sum(-1).half().float())
+    assert torch.equal(found.sum(-1), x.float().reshape(3, 2, 32).sum(-1).half().float())
 
 
 STANDING_IN = {"dequantized": (0.0, 1e-5), "eight-bit": (1e-3, 0.3), "wrong-expert": (0.5, 3.0)}
@@ -200,7 +200,7 @@ def test_stand_ins_of_the_products(monkeypatch: pytest.MonkeyPatch, kernels: str
     w1 = gguf_products.random_blocks(GGMLType.Q4_K, 3, 512, 256)
     w2 = gguf_products.random_blocks(GGMLType.Q4_K, 3, 256, 256)
     for blocks in (w1, w2):  # else the products of products are no float16
-        scales = blocks.view(torch.float16).unflatten(-1, (-1, 72))[..., :2]
+        scales = blocks.view(torch.float16).view(-1, 72)[:, :2]
         scales *= 2.0**-12
     x, ids = torch.randn(8, 256), torch.tensor([[0, 1]] * 4 + [[2, 1]] * 4)
     weights = torch.rand(8, 2)

@@ -41,6 +41,8 @@ class Answer:
     backend: str | None
     reason: str
     warnings: list[str]
+    lines: list[str]
+    """What it logged about the logits, without warnings."""
     module: str | None = None
     """The DeepGEMM that would be called, None where none is."""
     linear: bool = False
@@ -61,6 +63,7 @@ class Machine:
         self.indexer: Any = importlib.import_module("vllm.v1.attention.backends.mla.indexer")
         self.vendored = self.support.VENDORED_DEEP_GEMM
         self.warnings: list[str] = []
+        self.lines: list[str] = []
         self.called: str | None = None
         self._install("foreign", FOREIGN_KERNELS)
         nvcc = folder / "toolkit" / "bin" / "nvcc"
@@ -85,11 +88,12 @@ class Machine:
             choice = self.backend.get_mqa_logits_choice()
             backend, reason = choice.backend.value, choice.reason
         except RuntimeError as error:
-            return Answer(None, str(error), self.warnings)
+            return Answer(None, str(error), self.warnings, self.lines)
         return Answer(
             backend=backend,
             reason=reason,
             warnings=self.warnings,
+            lines=self.lines,
             module=self.called,
             linear=self.deep_gemm.is_deep_gemm_supported(),
             mx_scales=self.deep_gemm.mqa_logits_use_mx_scales(),
@@ -116,19 +120,23 @@ class Machine:
         self.support._DEFAULT_CUDA_HOME = str(default)
         os.environ["VLLM_SPARSE_INDEXER_LOGITS_BACKEND"] = state.requested
         self.backend._failure_of_probe = self._probe
-        self.warnings = []
+        self.warnings, self.lines = [], []
 
 
 class Keep(logging.Handler):
-    """Keeps the warnings of a machine."""
+    """Keeps the warnings of a machine, and what it says of the logits."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.machine = machine
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one."""
-        self.machine.warnings.append(record.getMessage())
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.machine.warnings.append(message)
+        elif "indexer logits" in message:
+            self.machine.lines.append(message)
 
 
 def _take_standard_output() -> TextIO:
@@ -145,7 +153,9 @@ def main(capability: str, folder: str) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH", "DG_JIT_NVCC_COMPILER", "DG_JIT_USE_NVRTC"):
         os.environ.pop(name, None)
     machine = Machine(Path(folder))
-    logging.getLogger("vllm").addHandler(Keep(machine))
+    logger = logging.getLogger("vllm")
+    logger.setLevel(logging.INFO)  # as vLLM configures it where it serves
+    logger.addHandler(Keep(machine))
     for line in sys.stdin:
         told = [asdict(machine.answer(State(**fields))) for fields in json.loads(line)]
         print(json.dumps(told), file=answers, flush=True)

@@ -110,6 +110,20 @@ def test_either_can_be_forced(machine: tuple[int, Answers]) -> None:
             assert (answer["backend"], answer["reason"]) == ("deep_gemm", "requested")
 
 
+def test_one_line_says_which_and_why(machine: tuple[int, Answers]) -> None:
+    """The second time in a process, as on other layers, nothing is said."""
+    _, answers = machine
+    seen: set[str] = set()
+    for answer in answers.values():
+        if answer["backend"] is None:
+            assert answer["lines"] == []
+            continue
+        line = f"Sparse indexer logits are computed by {answer['backend']} ({answer['reason']})."
+        assert answer["lines"] == ([] if line in seen else [line])
+        seen.add(line)
+    assert len(seen) >= 2
+
+
 def test_integrated_gpus_give_the_logits_less_memory(machine: tuple[int, Answers]) -> None:
     capability, answers = machine
     given = answers["vendored", False, "auto"]["max_logits_mb"]

@@ -8,8 +8,6 @@ import inspect
 import re
 from collections import deque
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +17,8 @@ import rank_observer
 import torch
 from health_tasks import failure
 from scheduling import BatchWatch, DraftWatch
+
+from kernelcheck.platform import vllm_folder
 
 
 @pytest.fixture(autouse=True)
@@ -233,8 +233,7 @@ def test_batches_are_watched() -> None:
 
 def test_drafts_are_counted() -> None:
     """The scheduler passes the numbers by keyword, and goes on as before."""
-    [package] = find_spec("vllm").submodule_search_locations
-    tree = ast.parse(Path(package, "v1/core/sched/scheduler.py").read_text())
+    tree = ast.parse((vllm_folder() / "v1/core/sched/scheduler.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and "make_spec_decod" in ast.dump(n.func)]
     assert calls
     for call in calls:

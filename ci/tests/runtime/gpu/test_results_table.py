@@ -52,15 +52,13 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert any(line.startswith("| soak.json | passed |") for line in added)
 
 
-def test_segments_of_a_soak_count_until_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_table, "RESULTS", tmp_path)
     assert results_table.soaked() == []
     names = ("requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
     for number in (10, 9):
-        segment = dict.fromkeys(("not_finite", "differing", "hangs"), []) | dict.fromkeys(names, 1000)
-        segment |= {"engine": f"e{number}", "seconds": 400.2}
+        segment: dict[str, Any] = {name: [] for name in ("not_finite", "differing", "hangs")}
+        segment |= dict.fromkeys(names, 1000) | {"engine": f"e{number}", "seconds": 400.2}
         (tmp_path / f"soak-{number}.json").write_text(json.dumps(segment))
     assert results_table.segments() == ["soak-9", "soak-10"]
     _, first, second = results_table.soaked()
