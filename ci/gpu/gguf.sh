@@ -39,7 +39,8 @@ fi
 left=$((seconds - SECONDS + started))
 rm -rf "$work"
 timeout $((left + 15)) python3 "$here/gguf_proof.py" --plugin-tests "$folder/tests" --work "$work" \
-    --out "$out/gguf.json" --files /tmp/installed.json --plugin "$folder"/whl/vllm_gguf_plugin-*.whl --seconds "$left" "$@" 2>&1 | tee "$out/gguf.txt"
+    --out "$out/gguf.json" --files /tmp/installed.json --plugin "$folder"/whl/vllm_gguf_plugin-*.whl \
+    --seconds "$left" "$@" 2>&1 | tee "$out/gguf.txt"
 status=${PIPESTATUS[0]}
 cd "$work" && tar czf "$out/gguf-logs.tar.gz" ./*.log $(ls ./*.npz ./*.result.json ./products.json 2>/dev/null)
 for log in *.log; do

@@ -202,22 +202,31 @@ def compare(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
     }
 
 
+def by_place(found: dict[str, Any]) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return the differences by place and name, or what was not measured."""
+    if missing := [name for name, difference in found.items() if difference is None]:
+        return {}, [f"not measured: {', '.join(missing)}"]
+    return {place: {name: each[place] for name, each in found.items()} for place in ("near", "far")}, []
+
+
+def excesses(place: str, size: dict[str, float], bounds: dict[str, float]) -> list[str]:
+    """Return what differs by more than a kernel or a backend may."""
+    return [
+        f"{name} ({place}): {size[name]:.4f} is above {ALLOWED_RATIO} times {bound:.4f}"
+        for name, bound in bounds.items()
+        if not size[name] <= ALLOWED_RATIO * bound
+    ]
+
+
 def judge(found: dict[str, Any]) -> list[str]:
     """Return what is not as the module's docstring says."""
-    if missing := [name for name, difference in found.items() if difference is None]:
-        return [f"not measured: {', '.join(missing)}"]
-    problems: list[str] = []
-    for place in ("near", "far"):
-        size = {name: difference[place] for name, difference in found.items()}
+    places, problems = by_place(found)
+    for place, size in places.items():
         bounds = {"dequantized": size["backends"], "dequantized, native": size["backends"]}
         bounds |= dict.fromkeys(("compiled", "triton"), size["eight-bit"])
         if "compiled, ranks" in size:
             bounds["compiled, ranks"] = max(size["bf16, ranks"], size["eight-bit"])
-        problems += [
-            f"{name} ({place}): {size[name]:.4f} is above {ALLOWED_RATIO} times {bound:.4f}"
-            for name, bound in bounds.items()
-            if not size[name] <= ALLOWED_RATIO * bound
-        ]
+        problems += excesses(place, size, bounds)
         if not size.get("damaged", np.inf) >= DAMAGE_RATIO * size["dequantized"]:
             problems.append(f"damage ({place}) makes {size['damaged']:.4f} only")
     return problems
@@ -304,18 +313,10 @@ def run_wide_text(proof: Proof) -> dict[str, Any]:
 
 def judge_wide_text(found: dict[str, Any]) -> list[str]:
     """Return what is not as the module's docstring says."""
-    if missing := [name for name, difference in found.items() if difference is None]:
-        return [f"not measured: {', '.join(missing)}"]
-    problems: list[str] = []
-    for place in ("near", "far"):
-        size = {name: difference[place] for name, difference in found.items()}
-        allowed = ALLOWED_RATIO * size["eight-bit"]
-        problems += [
-            f"{name} ({place}): {size[name]:.4f} is above {allowed:.4f}"
-            for name in ("compiled", "triton")
-            if not size[name] <= allowed
-        ]
-        if not size["wrong-expert"] >= WRONG_EXPERT_RATIO * allowed:
+    places, problems = by_place(found)
+    for place, size in places.items():
+        problems += excesses(place, size, dict.fromkeys(("compiled", "triton"), size["eight-bit"]))
+        if not size["wrong-expert"] >= WRONG_EXPERT_RATIO * ALLOWED_RATIO * size["eight-bit"]:
             problems.append(f"wrong experts ({place}) make {size['wrong-expert']:.4f} only")
     return problems
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 from kernelcheck.chips import CHIPS, chip
-from kernelcheck.processes import CompileProcessError, compiling_environment
+from kernelcheck.processes import compiling_environment, run_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -131,11 +130,7 @@ def _compile_for(cases: str, capability: int) -> list[Built]:
         report = Path(folder, "built.json")
         command = [sys.executable, "-m", "kernelcheck.cutedsl", cases]
         command += ["--chip", str(capability), "--json", str(report)]
-        environment = _environment(chip(capability), Path(folder))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            printed = done.stdout + done.stderr
-            raise CompileProcessError(f"{' '.join(command)} gave {done.returncode}:\n{printed}")
+        run_compiling(command, _environment(chip(capability), Path(folder)))
         return [Built(**each) for each in json.loads(report.read_text())]
 
 

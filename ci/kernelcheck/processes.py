@@ -42,16 +42,21 @@ def compiling_environment(import_first: Iterable[Path] = ()) -> dict[str, str]:
     return environment | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def run_compiling(command: list[str], environment: Mapping[str, str]) -> None:
+    """Run a process that compiles. CompileProcessError, with what it printed, when it fails."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        printed = done.stdout + done.stderr
+        raise CompileProcessError(f"{' '.join(command)} gave {done.returncode}:\n{printed}")
+
+
 def _compile_for(cases: str, capability: int, environment: Mapping[str, str], *, vllm: bool) -> list[Figures]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "figures.json")
         command = [sys.executable, "-m", "kernelcheck", cases]
         command += ["--chip", str(capability), "--json", str(report)]
         command += [] if vllm else ["--no-vllm"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            printed = done.stdout + done.stderr
-            raise CompileProcessError(f"{' '.join(command)} gave {done.returncode}:\n{printed}")
+        run_compiling(command, environment)
         return read_figures(report)
 
 

@@ -66,6 +66,14 @@ def _paths(changes: dict[str, str | None]) -> dict[str, str | bytes | None]:
     return {f"{name.replace('__', '/')}.py": text for name, text in changes.items()}
 
 
+def with_renames(carried: Carried, monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> Attempt:
+    """Return what carrying the second patch gives, for which git looked for renames in either case."""
+    plain, known, kept_from = carried.second(monkeypatch, **changes)
+    assert not kept_from
+    assert known == plain
+    return known
+
+
 def test_a_file_that_upstream_has_nothing_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carried = Carried(tmp_path, {**FILES, "demo/other.py": OTHER})
     carried.first()
@@ -80,9 +88,7 @@ def test_a_file_that_upstream_has_by_another_name(tmp_path: Path, monkeypatch: p
     taken = OWN.replace("value * 11\n", "value * 12\n")
     carried = Carried(tmp_path, {**FILES, "demo/other.py": OTHER, "demo/taken.py": taken})
     carried.first()
-    plain, known, kept_from = carried.second(monkeypatch)
-    assert not kept_from
-    assert known == plain
+    known = with_renames(carried, monkeypatch)
     assert known.outcome is Outcome.THREE_WAY
     assert known.tree is not None
     text = carried.releases.git.blob(known.tree, "demo/taken.py").decode()
@@ -97,20 +103,14 @@ def test_a_file_that_a_resolution_made_by_another_name(
     carried.first()
     resolved = {**new, "demo/resolved.py": OWN}
     carried.here = commit_files(carried.releases.git, resolved, message("[Demo] x"), carried.here)
-    plain, known, kept_from = carried.second(monkeypatch)
-    assert not kept_from
-    assert known == plain
-    assert known.outcome is Outcome.THREE_WAY
+    assert with_renames(carried, monkeypatch).outcome is Outcome.THREE_WAY
 
 
 def test_a_file_like_one_that_the_stack_takes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old: Files = {**FILES, "demo/old.py": OWN}
     carried = Carried(tmp_path, {**old, "demo/other.py": OTHER}, old)
     carried.first(demo__old=None)
-    plain, known, kept_from = carried.second(monkeypatch)
-    assert not kept_from
-    assert known == plain
-    assert known.outcome is Outcome.THREE_WAY
+    assert with_renames(carried, monkeypatch).outcome is Outcome.THREE_WAY
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,11 @@ def test_what_has_to_do_with_renames_in_another_way(
     new: Files = {**FILES, "demo/other.py": OTHER, "libs/one.py": BASE.replace("base", "one")}
     carried = Carried(tmp_path, new, old)
     carried.first()
-    plain, known, kept_from = carried.second(monkeypatch, **changes)
-    assert not kept_from
-    assert known == plain
-    assert known.outcome is Outcome.CONFLICT
+    assert with_renames(carried, monkeypatch, **changes).outcome is Outcome.CONFLICT
 
 
 def test_a_file_of_upstreams_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old: Files = {**FILES, "demo/own.py": OWN}
     carried = Carried(tmp_path, {**FILES, "demo/other.py": OTHER}, old)
     carried.releases.add_patch({"demo/more.py": "MORE = 1\n"})
-    plain, known, kept_from = carried.second(monkeypatch)
-    assert not kept_from
-    assert known == plain
-    assert known.outcome is Outcome.CONFLICT
+    assert with_renames(carried, monkeypatch).outcome is Outcome.CONFLICT

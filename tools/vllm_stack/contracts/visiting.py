@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 #: Fields that hold no code: names, operators, and what an expression is for.
 _PLAIN = frozenset({"attr", "ctx", "id", "kind", "op", "ops", "type_comment"})
 
-
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 
 
@@ -49,11 +48,5 @@ class Visitor(ast.NodeVisitor):
 
     def generic_visit(self, node: ast.AST) -> None:
         """Visit the nodes right below a node."""
-        for name in _fields(node):
-            value = getattr(node, name, None)
-            if isinstance(value, list):
-                for item in value:
-                    if isinstance(item, ast.AST):
-                        self.visit(item)
-            elif isinstance(value, ast.AST):
-                self.visit(value)
+        for child in children(node):
+            self.visit(child)
