@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import resource
-import time
+import ast
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from realstacks import ROOT, TARGETS
-from vllm_stack.contracts import check_contracts
+from vllm_stack.contracts import check_contracts, summary
 from vllm_stack.contracts.boundnames import Version
 from vllm_stack.contracts.linting import contracts_on_pin, places_on_pin
 from vllm_stack.contracts.summary import parse
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from vllm_stack.git import Git
     from vllm_stack.replay import PatchPlace
 
-#: Seconds of processor time for the contracts of the whole stack; it takes about two.
-LIMIT = 5.0
 BACKEND = "triton-mla-sparse-add-the-triton-mla-sparse-backend"
 SPARSE = "vllm/model_executor/layers/attention/sparse_mla_attention.py"
 #: A few that must be among the derived ones: if one is not, something is no longer looked at.
@@ -223,13 +222,24 @@ def test_no_name_of_upstreams_own_code_is_called_unbound(target: tuple[Base, Sta
     assert reads > 5000
 
 
-def test_it_costs_little(target: tuple[Base, Stack]) -> None:
-    def spent() -> float:
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.process_time() + children.ru_utime + children.ru_stime
-
+def test_no_file_is_parsed_again_and_again(
+    target: tuple[Base, Stack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What checking a stack costs is the files it reads: few of the tree, and hardly one of them twice."""
+    base, _ = target
     places = list(places_on_pin(*target))
-    start = spent()
+    texts: Counter[bytes] = Counter()
+
+    def counted(text: bytes) -> ast.Module:
+        texts[text] += 1
+        return ast.parse(text)
+
+    monkeypatch.setattr(summary, "ast", SimpleNamespace(**vars(ast) | {"parse": counted}))
+    summary.parse.cache_clear()
     for place in places:
         check_contracts(place)
-    assert spent() - start < LIMIT
+    with base.git.opened() as git:
+        modules = [path for path in list_blobs(git, base.commit) if path.endswith(".py")]
+    assert len(places) < len(texts) < len(modules) + sum(len(place.patch.paths) for place in places)
+    assert texts.total() < 2 * len(texts)
+    assert target[1].target != "vllm" or len(texts) < len(modules) / 10
