@@ -110,8 +110,9 @@ class Compared:
         """Judge all runs."""
         rows = []
         damage = []
+        pairs = [found.pair for found in cls.of(chosen)]
         for found in cls.of(chosen):
-            row = comparison.assess(found, runs)
+            row = comparison.assess(found, runs, pairs)
             if "problems" in row:
                 row["problems"] += cls.problems(runs[found.ours])
                 row["passed"] = not row["problems"]
@@ -208,7 +209,9 @@ class TwoRanks(Compared):
     """What both GPUs of a host run together."""
 
     ranks: ClassVar = 2
-    workers: ClassVar = 10  # of two processes each, on the 32 cores of a host with two GPUs
+    # Two processes each, on the 32 cores of a host with two GPUs. So many that all engines of a model but the
+    # first ones start at once: those with drafts take 200 s, and none may have to wait for another's end.
+    workers: ClassVar = 14
 
 
 class ContextProof(TwoRanks):

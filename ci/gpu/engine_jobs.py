@@ -27,7 +27,7 @@ WIDE_LENGTHS = tuple(range(9, 9 + 96 * 17, 17))
 WIDE_DECODE_TOKENS = 48
 # Several prefills of many chunks each, so that every stage of a pipeline has one in flight.
 LONG_LENGTHS = (12000, 14000, 16000, 18000, 24000, 30000)
-LONG_DECODE_TOKENS = 32
+LONG_DECODE_TOKENS = 128  # with 32, one to four of a hundred right engines would be too far apart
 SECOND_RUNNER = 2
 FP8_CACHES = ("fp8_ds_mla", "fp8")
 

@@ -94,6 +94,45 @@ def test_short_prompts_that_natives_serve_alike_may_differ_as_long_ones(noise: f
     assert bool(comparison.assess(BASE, runs)["problems"]) == (noise > comparison.ALLOWED_RATIO)
 
 
+def test_other_native_pairs_say_what_may_differ_but_in_the_long_prefill() -> None:
+    """Natives that prefill alike agree too well; those of another mode, which rounds no more, do not."""
+    found, other = (
+        next(c for c in Fp8Proof.comparisons(["glm5"]) if c.ours.force_mqa == force)
+        for force in (False, True)
+    )
+    runs = runs_of(found) | runs_of(other)
+    for part in comparison.SHORT_PARTS:
+        runs[found.pair[1]].arrays[part] = runs[found.pair[0]].arrays[part]
+    wide = NOISE * 2
+    for part in ("prefill", "short_decode"):
+        runs[found.ours].arrays[part] = run_of(found.ours, 7, 2.4 * NOISE).arrays[part]
+        runs[other.pair[0]].arrays[part] = run_of(other.pair[0], 8, wide).arrays[part]
+
+    def problems(*pairs: Any) -> list[str]:
+        return [p.split(":")[0] for p in comparison.assess(found, runs, pairs)["problems"]]
+
+    assert set(problems()) == {"prefill", "short_decode"}
+    assert set(problems(found.pair, other.pair)) == {"prefill"}
+    row = Fp8Proof.assess([found.ours, other.ours], runs)["modes"][0]
+    assert [problem.split(":")[0] for problem in row["problems"]] == ["prefill"] * 2
+    foreign = next(c for c in Fp8Proof.comparisons(["glm53flash"])).pair
+    runs |= {job: run_of(job, seed, wide) for seed, job in enumerate(foreign)}
+    assert set(problems(found.pair, foreign)) == {"prefill", "short_decode"}
+    runs[other.pair[1]] = Run(other.pair[1], error="exit status 1")
+    assert set(problems(found.pair, other.pair)) == {"prefill", "short_decode"}
+    del runs[other.pair[1]]
+    assert set(problems(found.pair, other.pair)) == {"prefill", "short_decode"}
+
+
+def test_a_bf16_cache_has_no_bound_from_a_coarser_one() -> None:
+    auto, coarse = (
+        next(c for c in WideProof.comparisons(["glm5"]) if c.ours.cache == cache)
+        for cache in ("auto", "fp8_ds_mla")
+    )
+    assert comparison.alike(auto, [auto.pair, coarse.pair]) == [auto.pair]
+    assert comparison.alike(coarse, [auto.pair, coarse.pair]) == [coarse.pair, auto.pair]
+
+
 def planted(**changes: Any) -> list[str]:
     runs = runs_of(BASE)
     runs[BASE.ours].figures |= changes
