@@ -236,6 +236,7 @@ def time_graph(launch: Callable[[int], object], num_sets: int, best: float) -> f
     import torch
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # rows are drawn there; before that, they lie anywhere
     with torch.cuda.stream(stream):
         for index in range(num_sets):
             launch(index)
