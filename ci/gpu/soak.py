@@ -1,7 +1,7 @@
 """Soak an engine with mixed traffic, ask everything again, and look for NaN, hangs and other answers.
 
     python soak.py run --segments 0 1 --seconds 300 --out DIR --work DIR --files INSTALLED.json
-    python soak.py merge --out soak.json DIR/soak-*.json
+    python soak.py merge --out soak.json DIR/soak-*.json [--least 1800]
 
 A segment is a seed and a kind of engine (`ENGINES`, in turn); it can run in any session, and its report is
 one file. `traffic` draws its requests: 1 to 30,000 tokens, bursts, common beginnings, cancellations. The KV
@@ -14,7 +14,7 @@ are made up.
 
 Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
 it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
-refuses segments of different wheels. Exits 1 if a segment failed.
+refuses segments of different wheels, and those that together are too short. Exits 1 if a segment failed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ OURS = "TRITON_MLA_SPARSE"
 START_SECONDS: Final = 300.0  # until an engine with empty caches has started beside others
 HANG_SECONDS: Final = 60.0
 TRACE_SECONDS: Final = 5.0
+LEAST_SECONDS: Final = 1800.0  # of all segments together
 ENGINES: Final = (
     Job("glm5", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
     Job("glm53flash", OURS, 2, graphs=True, task=SOAK),
@@ -185,7 +186,7 @@ def line(report: dict[str, Any]) -> str:
 
 def merge(arguments: argparse.Namespace) -> bool:
     """Merge the reports of segments."""
-    report = traffic.merge([json.loads(path.read_text()) for path in arguments.reports])
+    report = traffic.merge([json.loads(path.read_text()) for path in arguments.reports], arguments.least)
     arguments.out.write_text(json.dumps(report, indent=1))
     print(line(report))
     return bool(report["passed"])
@@ -203,6 +204,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     running.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")
     merging = commands.add_parser("merge")
     merging.add_argument("--out", type=Path, required=True, help="report to write")
+    merging.add_argument(
+        "--least", type=float, default=LEAST_SECONDS, help="seconds of all segments together"
+    )
     merging.add_argument("reports", type=Path, nargs="+")
     found = parser.parse_args(words)
     if found.command == "run":

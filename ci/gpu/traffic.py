@@ -172,11 +172,15 @@ SUMS = ("requests", "tokens", "prompt_tokens", "cancellations", "preemptions", "
 LISTS = ("not_finite", "differing", "hangs")
 
 
-def merge(segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(segments: Sequence[Mapping[str, Any]], least: float = 0.0) -> dict[str, Any]:
     """Add up the reports of segments.
 
+    Args:
+        segments: Their reports.
+        least: Seconds of traffic that they must have had together.
+
     Raises:
-        MergeError: There is none, one is there twice, or they are not of the same wheel.
+        MergeError: There is none, one is there twice, they are not of the same wheel or too short.
 
     """
     if not segments:
@@ -187,12 +191,15 @@ def merge(segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = [segment["segment"] for segment in segments]
     if len(set(names)) != len(names):
         raise MergeError(f"a segment is there twice: {sorted(names)}")
+    seconds = sum(segment["seconds"] for segment in segments)
+    if seconds < least:
+        raise MergeError(f"{seconds:.0f} s of traffic, not {least:.0f}")
     total: dict[str, Any] = {name: sum(segment[name] for segment in segments) for name in SUMS}
     total |= {name: [item for segment in segments for item in segment[name]] for name in LISTS}
     return {
         "schema": 1,
         "segments": sorted(names),
-        "seconds": sum(segment["seconds"] for segment in segments),
+        "seconds": seconds,
         "engines": sorted({segment["engine"] for segment in segments}),
         **total,
         "host": segments[0]["host"],

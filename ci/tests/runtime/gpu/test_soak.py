@@ -103,7 +103,9 @@ def test_a_hang_is_reported() -> None:
     assert report["result"] == "FAILED"
 
 
-def test_reports_are_merged_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_merged_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = {"wheel": {"sha256": "a"}, "stack_id": "b"}
     for number in (0, 1):
         report = soak.report_of(Segment(number, 1.0, Path()), found(), None) | {
@@ -111,12 +113,15 @@ def test_reports_are_merged_by_the_command(tmp_path: Path, monkeypatch: pytest.M
             "wheel_files": files,
         }
         (tmp_path / f"{number}.json").write_text(json.dumps(report))
-    words = ["soak", "merge", "--out", str(tmp_path / "all.json"), str(tmp_path / "0.json")]
+    words = ["soak", "merge", "--least", "6", "--out", str(tmp_path / "all.json"), str(tmp_path / "0.json")]
     monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "1.json")])
     assert soak.main() == 0
     assert json.loads((tmp_path / "all.json").read_text())["requests"] == 2
     monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "0.json")])
     assert soak.main() == 2
+    monkeypatch.setattr(sys, "argv", [word for word in words if word not in ("--least", "6")])
+    assert soak.main() == 2
+    assert "3 s of traffic, not 1800" in capsys.readouterr().err
 
 
 class FakeEngine:
