@@ -326,15 +326,16 @@ def main() -> int:
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
     chosen = [m for m in proof.modes(proof.models) if m.mode in (arguments.modes or [m.mode])]
     runner.damages = proof.damages(chosen)
-    with ThreadPoolExecutor(1) as beside:
-        merge = beside.submit(dcp_merge.probe) if arguments.proof == "dcp" else None
-        for model in sorted({mode.model for mode in chosen}):
-            runner.prepare(model, proof.texts)
-    facts = {"cutedsl_merge": merge.result()} if merge else {}
+    for model in sorted({mode.model for mode in chosen}):
+        runner.prepare(model, proof.texts)
     by_model = [proof.make_jobs([m for m in chosen if m.model == model]) for model in runner.texts]
     workers = max(1, (arguments.workers or proof.workers) // len(by_model))
-    with ThreadPoolExecutor(len(by_model)) as pool:
+    with ThreadPoolExecutor(1) as beside, ThreadPoolExecutor(len(by_model)) as pool:
+        merge = beside.submit(dcp_merge.probe) if arguments.proof == "dcp" else None
+        if merge:  # beside the first engines, which have no context parallelism
+            runner.wait = merge.result
         list(pool.map(lambda jobs: runner.run_model(jobs[0], jobs[1], workers), by_model))
+    facts = {"cutedsl_merge": merge.result()} if merge else {}
     report = proof.assess(chosen, runner.runs)
     manifest = json.loads(arguments.files.read_text()) if arguments.files else None
     report |= facts | {

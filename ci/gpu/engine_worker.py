@@ -20,7 +20,7 @@ from typing import Any
 
 from engine_jobs import INDEXER, SECOND_RUNNER, Job, Task, engine_arguments, environment
 
-TRACE_SECONDS = 180  # writing a trace while Triton compiles can end the process
+TRACE_SECONDS = 240  # writing a trace while Triton compiles can end the process
 JOB_FILE = "ENGINE_JOB"  # names the job for the processes of its ranks
 
 

@@ -21,8 +21,8 @@ WORDS = ["--files", "f", "--site", "s", "--out", "o"]
 @pytest.mark.parametrize(
     ("steps", "seconds"),
     [
-        (["fp8"], 399), (["fp8", "wide"], 539), (["soak"], 280), (["dcp", "pipeline"], 459),
-        (["kernel-bench", "fp8"], 440),
+        (["fp8"], 399), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 419), (["pipeline"], 259),
+        (["kernel-bench", "fp8"], 474),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(
