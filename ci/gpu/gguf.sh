@@ -10,7 +10,14 @@ shift 3
 site=${SITE:-/tmp/site} work=${WORK:-/tmp/gguf}
 export PYTHONUNBUFFERED=1 PYTHONPATH=$site:$site/nvidia_cutlass_dsl/dsl_packages
 module=$site/vllm_gguf_plugin/_C_gguf.abi3.so
+plugin=("$folder"/whl/vllm_gguf_plugin-*.whl)
 started=$SECONDS
+
+# Of two, one would be installed and the other one's stack be reported.
+if [ "${#plugin[@]}" != 1 ] || [ ! -f "${plugin[0]}" ]; then
+    echo "gguf.sh: $folder/whl has to hold one wheel of the plugin, not: ${plugin[*]##*/}"
+    exit 2
+fi
 
 loads() {
     python3 - "$1" <<'P'
@@ -39,7 +46,7 @@ fi
 left=$((seconds - SECONDS + started))
 rm -rf "$work"
 timeout $((left + 15)) python3 "$here/gguf_proof.py" --plugin-tests "$folder/tests" --work "$work" \
-    --out "$out/gguf.json" --files /tmp/installed.json --plugin "$folder"/whl/vllm_gguf_plugin-*.whl \
+    --out "$out/gguf.json" --files /tmp/installed.json --plugin "${plugin[0]}" \
     --seconds "$left" "$@" 2>&1 | tee "$out/gguf.txt"
 status=${PIPESTATUS[0]}
 cd "$work" && tar czf "$out/gguf-logs.tar.gz" ./*.log $(ls ./*.npz ./*.result.json ./products.json 2>/dev/null)

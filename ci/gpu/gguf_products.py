@@ -3,7 +3,8 @@
     python gguf_products.py RESULT.json
 
 Each type at widths of GLM-5: matrices, and 256 experts in more than 2 GiB, of which experts on both sides of
-every 2 GiB are used; 300 experts; and more tokens than a grid of the compiled kernels has room for. The
+every 2 GiB are used; what one of 8 ranks has of a down projection, whose rows are single blocks of K-quants;
+300 experts; and more tokens than a grid of the compiled kernels has room for. The
 relative error of each row (of its norm) may be 0.05: 8-bit activations and bf16 weights make less than 0.02,
 a wrong block of a row 0.2, a wrong expert 1. Exits 1 if one is larger or a product fails; the others run.
 """
@@ -37,6 +38,10 @@ SCALES: Final = {
 }
 """Where a block has numbers in float16; every other byte may be anything."""
 
+HIDDEN: Final = 6144
+EIGHTH: Final = 256
+"""Columns of a down projection of experts on one of 8 ranks."""
+
 LINEAR: Final = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0)
 
 
@@ -68,6 +73,8 @@ EXPERTS: Final = {
     "gate and up, decode": Experts(GGMLType.Q4_K, (256, 4096, 6144), BOTH_SIDES, 3, vector=True),
     "down, 2.6 GB": Experts(GGMLType.Q6_K, (256, 6144, 2048), (0, 207, 208, 255), 100),
     "gate and up, 6.8 GB": Experts(GGMLType.Q8_0, (256, 4096, 6144), (0, 80, 81, 161, 255), 70),
+    "down of 8 ranks": Experts(GGMLType.Q6_K, (256, 6144, 256), BOTH_SIDES, 100),
+    "down of 8 ranks, decode": Experts(GGMLType.Q4_K, (256, 6144, 256), BOTH_SIDES, 3, vector=True),
     "300 experts": Experts(GGMLType.Q4_K, (300, 256, 512), (0, 255, 256, 299), 100),
     "a grid that is full": Experts(GGMLType.IQ4_XS, (8, 256, 512), tuple(range(8)), 8192, 8, vector=True),
 }
@@ -94,10 +101,10 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found.double() - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
-def linear_error(ops: Any, kind: GGMLType, tokens: int) -> float:
+def linear_error(ops: Any, kind: GGMLType, tokens: int, columns: int) -> float:
     """Return the error of a product with a matrix."""
-    blocks = random_blocks(kind, 2112, 6144)
-    x = torch.randn(tokens, 6144, dtype=torch.bfloat16, device=DEVICE)
+    blocks = random_blocks(kind, 2112, columns)
+    x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=DEVICE)
     multiply = ops.ggml_mul_mat_vec_a8 if tokens <= 4 else ops.ggml_mul_mat_a8
     found = multiply(blocks, x, int(kind), blocks.shape[0])
     return error_of(found, x.double() @ weights_of(blocks, kind).T)
@@ -142,9 +149,12 @@ def measure_all(ops: Any, align: Callable[..., Any], available: dict[str, bool])
             found[kernels] = {"all": {"failed": "the kernels cannot be imported"}}
             continue
         found[kernels] = {
-            f"{kind.name}, {tokens} tokens": attempt(partial(linear_error, ops, kind, tokens))
+            f"{kind.name}, {tokens} tokens, {columns} columns": attempt(
+                partial(linear_error, ops, kind, tokens, columns)
+            )
             for kind in LINEAR
-            for tokens in (1, 4, 33, 300)
+            for columns, counts in ((HIDDEN, (1, 4, 33, 300)), (EIGHTH, (4, 33)))
+            for tokens in counts
         }
         for name, experts in EXPERTS.items():
             blocks = random_blocks(experts.kind, *experts.shape)

@@ -15,24 +15,28 @@ exchanges keys):
 - the plugin's kernels differ from these products by at most 1.5 times as much as the same products of
   activations of 8 bits do;
 - one tensor of other weights makes five times the difference of the file (`twin`);
-- file and checkpoint accept drafts: they need fewer steps than tokens (`language`).
+- the checkpoint accepts a tenth of its drafts, and the file half as large a share of its own (`language`).
 
-With `--ranks 2` (200 s more for `twin`, 150 s for `language`) the compiled kernels on two GPUs differ from
-those on one by at most 1.5 times as much as the checkpoint does, or as 8-bit activations make.
+With `--ranks 2` (120 s more for `twin`, 100 s for `language`) the compiled kernels on two GPUs differ from
+those on one by at most 1.5 times as much as the checkpoint does, or as 8-bit activations make; the checkpoint
+itself differs by at most 1.5 times what 8-bit activations make.
 
 `wide` (220 s): a file with the widths of GLM-5, one dense and four MoE layers of 256 experts (23 GB), is
 loaded and timed with both kernels; beside it the same model in bf16 with made-up weights.
 
-`wide-text` (80 s): such a file with two MoE layers (11 GB) scores text. The plugin's kernels are judged as
-above; experts that have the weights of others make at least twice as much as a kernel may.
+`wide-text` (130 s): such a file with two MoE layers (11 GB) scores text. The plugin's kernels are judged as
+above; experts that have the weights of others make at least 1.5 times as much as a kernel may. (A simulation
+of the file in float32 on a CPU, 1000 tokens: 8-bit activations 0.17, other experts 0.63 near and far, so 2.4
+times what a kernel may; bf16 weights that are off by 0.3 % 0.08.)
 
 A step or an engine that fails is reported and the others run. Exits 1 if anything failed or is not as it must
-be. The seconds are estimates from a host on which all engines of a step took 65 s.
+be. The seconds are those of a host whose caches were empty, or reckoned from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -48,6 +52,7 @@ from typing import Any, Final
 
 import numpy as np
 import wheel_files
+from comparison import ACCEPTED_SHARE
 from engine_runner import host
 from gguf_worker import STAND_INS, GgufJob
 from logged import run_logged
@@ -56,14 +61,14 @@ HERE: Final = Path(__file__).resolve().parent
 OURS, NATIVE = "TRITON_MLA_SPARSE", "FLASHMLA_SPARSE"
 ALLOWED_RATIO: Final = 1.5
 DAMAGE_RATIO: Final = 5.0
-DRAFTS_SAVE: Final = 0.9  # steps for each token, at most, where drafts are accepted; the checkpoint needs 0.8
+DRAFTS_KEPT: Final = 0.5  # of the share of its drafts that the checkpoint accepts
 LENGTHS: Final = (5, 77, 400, 1100, 2300)
 INDEX_TOPK: Final = 512
 VOCABULARY: Final = 512
 JOB_SECONDS: Final = 200.0
 SHORTEST_RUN: Final = 20.0
 WIDE_LAYERS, WIDE_TEXT_LAYERS, WIDE_EXPERTS = 5, 3, 256
-WRONG_EXPERT_RATIO: Final = 2.0
+WRONG_EXPERT_RATIO: Final = 1.5
 KERNELS: Final = ("bf16", "dequantized", "eight-bit", "compiled", "triton")
 STEPS: Final = ("products", "twin", "language", "wide", "wide-text")
 Text = list[list[int]]
@@ -136,12 +141,13 @@ class Proof:
         self.errors: dict[str, str] = {}
         self.figures: dict[str, Any] = {}
         self.arrays: dict[str, np.ndarray] = {}
+        self._ports = itertools.count(20000, 50)
 
-    def run_script(self, name: str, script: str, argument: Path) -> bool:
+    def run_script(self, name: str, script: str, argument: Path, variables: dict[str, str]) -> bool:
         """Run a script of this folder in the time that is left; return whether it succeeded."""
         inherited = os.environ.get("PYTHONPATH")
         paths = [*self.paths, *([inherited] if inherited else [])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"} | variables
         started = time.monotonic()
         seconds = min(JOB_SECONDS, self.deadline - started)
         error: str | None = "not started: no time left"
@@ -161,7 +167,9 @@ class Proof:
     def _run(self, job: GgufJob, text: Text) -> None:
         base = self.work / f"{job.name}.json"
         base.write_text(json.dumps({"job": asdict(job), "text": text}))
-        if self.run_script(job.name, "gguf_worker.py", base):
+        # Engines of several ranks that start together would else find the same port free.
+        variables = {"VLLM_PORT": str(next(self._ports))} if job.ranks > 1 else {}
+        if self.run_script(job.name, "gguf_worker.py", base, variables):
             self.figures[job.name] = json.loads(base.with_suffix(".result.json").read_text())
             with np.load(base.with_suffix(".npz")) as arrays:
                 self.arrays[job.name] = arrays["prefill"].astype(np.float64)
@@ -183,7 +191,7 @@ def compare(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
     variants = [*KERNELS, f"bf16/{NATIVE}", f"dequantized/{NATIVE}", *(["damaged"] if twins.damaged else [])]
     spread = [f"bf16/{ranks}ranks", f"compiled/{ranks}ranks"] if ranks > 1 else []
     proof.run([twins.job(variant) for variant in variants], twins.text, workers=8)
-    proof.run([twins.job(variant) for variant in spread], twins.text, workers=1)
+    proof.run([twins.job(variant) for variant in spread], twins.text, workers=2)
     pairs = {
         "backends": ("bf16", f"bf16/{NATIVE}"),
         "dequantized": ("dequantized", "bf16"),
@@ -225,6 +233,7 @@ def judge(found: dict[str, Any]) -> list[str]:
         bounds = {"dequantized": size["backends"], "dequantized, native": size["backends"]}
         bounds |= dict.fromkeys(("compiled", "triton"), size["eight-bit"])
         if "compiled, ranks" in size:
+            bounds["bf16, ranks"] = size["eight-bit"]
             bounds["compiled, ranks"] = max(size["bf16, ranks"], size["eight-bit"])
         problems += excesses(place, size, bounds)
         if not size.get("damaged", np.inf) >= DAMAGE_RATIO * size["dequantized"]:
@@ -232,21 +241,27 @@ def judge(found: dict[str, Any]) -> list[str]:
     return problems
 
 
-def judge_drafts(proof: Proof, twins: Twins, ranks: int) -> tuple[dict[str, int], list[str]]:
-    """Return the steps that engines needed to continue the text, and which accepted too few drafts."""
-    spread = [f"compiled/{ranks}ranks"] if ranks > 1 else []
-    steps: dict[str, int] = {}
+def judge_drafts(proof: Proof, twins: Twins, ranks: int) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Return how many drafts engines made and accepted to continue the text, and which accepted too few.
+
+    The engine's steps are reported, too; they are those of the one prompt that accepts fewest.
+    """
+    spread = [f"{kernels}/{ranks}ranks" for kernels in ("bf16", "compiled")] if ranks > 1 else []
+    found: dict[str, dict[str, int]] = {}
     problems: list[str] = []
+    least = ACCEPTED_SHARE
     for variant in ["bf16", "dequantized", "compiled", "triton", *spread]:
         figures = proof.figures.get(twins.job(variant).name)
         if figures is None:
             problems.append(f"{variant}: no drafts")
             continue
-        steps[variant] = figures["continued"]["steps"]
-        allowed = DRAFTS_SAVE * figures["continued"]["tokens_each"]
-        if steps[variant] > allowed:
-            problems.append(f"{variant}: {steps[variant]} steps, at most {allowed:.0f} with accepted drafts")
-    return steps, problems
+        found[variant] = {"steps": figures["continued"]["steps"]} | figures["continued"]["drafts"]
+        drafted, accepted = (found[variant][kind] for kind in ("drafted", "accepted"))
+        if not accepted >= least * drafted > 0:
+            problems.append(f"{variant}: {accepted} of {drafted} drafts accepted, below {least:.0%}")
+        elif variant == "bf16":
+            least = max(least, DRAFTS_KEPT * accepted / drafted)
+    return found, problems
 
 
 def run_twins(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
@@ -254,7 +269,7 @@ def run_twins(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
     found = compare(proof, twins, ranks)
     report: dict[str, Any] = {"differences": found, "problems": judge(found)}
     if twins.drafted:
-        report["steps"], problems = judge_drafts(proof, twins, ranks)
+        report["drafts"], problems = judge_drafts(proof, twins, ranks)
         report["problems"] += problems
     return report
 
@@ -262,7 +277,7 @@ def run_twins(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
 def run_products(proof: Proof) -> dict[str, Any]:
     """Compare the products."""
     path = proof.work / "products.json"
-    proof.run_script("products", "gguf_products.py", path)
+    proof.run_script("products", "gguf_products.py", path, {})
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"problems": ["no report"]}
     return report
 

@@ -178,16 +178,18 @@ def timed(engine: Any, batch: int) -> dict[str, float]:
 
 
 def continued(engine: Any, text: list[list[int]]) -> dict[str, Any]:
-    """Continue the text by tokens that the engine chooses; return them and the engine's steps.
+    """Continue the text by tokens that the engine chooses; return them, the engine's steps and its drafts.
 
     An engine that accepts no draft needs a step for each token.
     """
     from engine_tasks import count_steps
     from engine_worker import generate
+    from scheduling import DraftWatch
 
-    steps = count_steps(engine)
+    steps, drafts = count_steps(engine), DraftWatch(engine)
     _, tokens = generate(engine, text, CONTINUED_TOKENS)
-    return {"tokens": tokens, "steps": len(steps), "tokens_each": CONTINUED_TOKENS}
+    counts = {"steps": len(steps), "drafts": drafts.as_json()}
+    return {"tokens": tokens, "tokens_each": CONTINUED_TOKENS} | counts
 
 
 def choose_kernels(job: GgufJob) -> None:

@@ -19,7 +19,7 @@ REPORTS = (
 COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
 SOAK = "soak"
-GGUF = ("gguf", "gguf-wide", "gguf-wide-text", "gguf-two-gpus")
+GGUF = ("gguf", "gguf-wide", "gguf-wide-text", "gguf-two-gpus", "gguf-two-gpus-language")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 OURS_FP8, NATIVE_FP8 = "triton_mla_sparse_fp8", "flashmla_fp8"
 
@@ -48,6 +48,8 @@ def provenance() -> list[str]:
         document = report(name)
         files = document["wheel_files"]
         wheel, commit, stack = files["wheel"], files["commit"][:12], files["stack_id"][:12]
+        if plugin := document.get("plugin"):
+            stack += f", plugin {plugin['stack_id'][:12]}"
         cells = (f"{name}.json", document["result"], wheel["name"].split("-")[1], wheel["sha256"][:12])
         lines.append(f"| {' | '.join((*cells, commit, stack))} |")
     return lines

@@ -78,8 +78,9 @@ def test_what_was_not_measured_is_a_problem() -> None:
 def test_ranks_are_judged() -> None:
     spread = {"bf16, ranks": GOOD["backends"], "compiled, ranks": GOOD["eight-bit"]}
     assert gguf_proof.judge(GOOD | spread) == []
-    wrong = GOOD | spread | {"compiled, ranks": GOOD["damaged"]}
-    assert [problem.split(" (")[0] for problem in gguf_proof.judge(wrong)] == ["compiled, ranks"] * 2
+    for name in spread:  # a checkpoint that is wrong on two ranks is no bound for the file
+        wrong = GOOD | spread | {name: GOOD["damaged"]}
+        assert [problem.split(" (")[0] for problem in gguf_proof.judge(wrong)] == [name] * 2
 
 
 def test_jobs_of_a_variant() -> None:
@@ -239,7 +240,7 @@ def test_text_of_the_wide_file_is_judged() -> None:
         changed = WIDE | {kernels: {"near": 0.16, "far": 0.31}}
         found = [problem.split(":")[0] for problem in judge(changed)]
         assert found == [f"{kernels} (near)", f"{kernels} (far)"]
-    assert len(judge(WIDE | {"wrong-expert": {"near": 0.2, "far": 0.5}})) == 2
+    assert len(judge(WIDE | {"wrong-expert": {"near": 0.2, "far": 0.4}})) == 2
     nothing = {"near": float("nan"), "far": float("nan")}
     assert len(judge(WIDE | {"eight-bit": nothing})) == 6
 
@@ -289,12 +290,16 @@ class Engine:
     """Generates two tokens a step, as an engine whose drafts are accepted."""
 
     def __init__(self) -> None:
-        self.llm_engine = SimpleNamespace(step=lambda: None)
+        self.scheduler = SimpleNamespace(make_spec_decoding_stats=lambda *_, **__: None)
+        core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=self.scheduler))
+        self.llm_engine = SimpleNamespace(step=lambda: None, engine_core=core)
 
     def generate(self, prompts: list[Any], params: Any, **_: Any) -> list[Any]:
         """Choose the same tokens for every prompt."""
         for _step in range(params.max_tokens // 2):
             self.llm_engine.step()
+            for _prompt in prompts:
+                self.scheduler.make_spec_decoding_stats(None, num_draft_tokens=1, num_accepted_tokens=1)
         tokens = list(range(params.max_tokens))
         logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
         return [
@@ -302,11 +307,58 @@ class Engine:
         ]
 
 
-def test_steps_tell_accepted_drafts() -> None:
+def test_steps_and_drafts_are_counted() -> None:
     found = gguf_worker.continued(Engine(), [[1, 2], [3]])
     assert found["steps"] * 2 == found["tokens_each"] == gguf_worker.CONTINUED_TOKENS
-    assert found["steps"] <= gguf_proof.DRAFTS_SAVE * found["tokens_each"]
+    assert found["drafts"] == {"drafted": 2 * found["steps"], "accepted": 2 * found["steps"]}
     assert found["tokens"] == [*range(gguf_worker.CONTINUED_TOKENS)] * 2
+
+
+ON_RANKS = {"bf16/2ranks": 39, "compiled/2ranks": 40}
+SHARES = {"bf16": 40, "dequantized": 20, "compiled": 41, "triton": 90} | ON_RANKS
+"""Drafts of 100 that engines accept; half as many as the checkpoint are enough."""
+
+
+def judged_drafts(tmp_path: Path, shares: dict[str, int], ranks: int) -> tuple[dict[str, Any], list[str]]:
+    """Judge engines that accept so many of 100 drafts."""
+    proof = gguf_proof.Proof(tmp_path, tmp_path, deadline=0.0)
+    twins = gguf_proof.Twins("language", "a.gguf", "bf16", [], drafted=1)
+    for variant, accepted in shares.items():
+        drafts = {"drafted": 100, "accepted": accepted}
+        proof.figures[twins.job(variant).name] = {"continued": {"steps": 50, "drafts": drafts}}
+    return gguf_proof.judge_drafts(proof, twins, ranks)
+
+
+def test_accepted_drafts_are_judged(tmp_path: Path) -> None:
+    found, problems = judged_drafts(tmp_path, SHARES, 2)
+    assert problems == []
+    assert list(found) == list(SHARES)
+    assert found["bf16"] == {"steps": 50, "drafted": 100, "accepted": 40}
+    assert list(judged_drafts(tmp_path, SHARES, 1)[0]) == ["bf16", "dequantized", "compiled", "triton"]
+    for variant in SHARES:
+        few = judged_drafts(tmp_path, SHARES | {variant: 9 if variant == "bf16" else 19}, 2)[1]
+        assert [problem.split(":")[0] for problem in few] == [variant]
+    without = {variant: accepted for variant, accepted in SHARES.items() if variant != "triton"}
+    assert judged_drafts(tmp_path, without, 2)[1] == ["triton: no drafts"]
+    assert len(judged_drafts(tmp_path, dict.fromkeys(SHARES, 0), 2)[1]) == len(SHARES)
+
+
+def test_engines_of_several_ranks_have_ports_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str | None] = {}
+
+    def run_logged(command: list[str], _log: Path, environment: dict[str, str], *_: Any) -> str:
+        given[Path(command[-1]).stem] = environment.get("VLLM_PORT")
+        return "exit status 1"
+
+    monkeypatch.delenv("VLLM_PORT", raising=False)
+    monkeypatch.setattr(gguf_proof, "run_logged", run_logged)
+    proof = gguf_proof.Proof(tmp_path, tmp_path, deadline=float("inf"))
+    twins = gguf_proof.Twins("twin", "a.gguf", "bf16", [])
+    proof.run([twins.job(variant) for variant in ("triton", "bf16/2ranks", "compiled/2ranks")], [[1]], 1)
+    assert given == {"twin-triton": None, "twin-bf16-2ranks": "20000", "twin-compiled-2ranks": "20050"}
+    assert set(proof.errors) == set(given)
 
 
 class Products:
@@ -365,7 +417,7 @@ def test_products_find_an_expert_that_is_lost(monkeypatch: pytest.MonkeyPatch) -
     found = gguf_products.measure_all(Products(lost_expert=8), lambda ids, *_: (ids,), available)
 
     right = [product["error"] for product in found["triton"].values()]
-    assert len(right) == 6
+    assert len(right) == 8
     assert max(right) < gguf_products.ALLOWED
     for name in experts:
         assert found["compiled"][name]["error"] == pytest.approx(1.0)

@@ -43,6 +43,8 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "hangs": [],
     }
     (tmp_path / "soak.json").write_text(json.dumps(common | soak | dict.fromkeys(names, 1234)))
+    plugin = {"plugin": {"stack_id": "d" * 64}}
+    (tmp_path / "gguf-two-gpus-language.json").write_text(json.dumps(common | plugin))
     added = [line for line in results_table.render().splitlines() if line not in before.splitlines()]
     assert "| fp8 | glm5-v2-graphs-auto-fp8_ds_mla | 1.00e-03 | 1.10 | 1.00e-03 | 1.10 |" in added
     assert "| fp8 | n | e: exit status / 1 | | | |" in added
@@ -50,6 +52,8 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| sync | m | ours clean |" in added
     assert any(line.startswith("Soak: 912 s of 2 segments, 1,234 requests") for line in added)
     assert any(line.startswith("| soak.json | passed |") for line in added)
+    [line] = [line for line in added if line.startswith("| gguf-two-gpus-language.json |")]
+    assert line.endswith(f"| {'b' * 12}, plugin {'d' * 12} |")
 
 
 def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
