@@ -15,7 +15,9 @@ exchanges keys):
 - the plugin's kernels differ from these products by at most 1.5 times as much as the same products of
   activations of 8 bits do;
 - one tensor of other weights makes five times the difference of the file (`twin`);
-- the checkpoint accepts a tenth of its drafts, and the file half as large a share of its own (`language`).
+- the checkpoint accepts a tenth of its drafts, and the file half as large a share of its own (`language`);
+- the compiled kernels in a compiled model with CUDA graphs, as a server has it, differ from those without by
+  at most 1.5 times as much as 8-bit activations make (`language`).
 
 With `--ranks 2` (120 s more for `twin`, 100 s for `language`) the compiled kernels on two GPUs differ from
 those on one by at most 1.5 times as much as the checkpoint does, or as 8-bit activations make; the checkpoint
@@ -96,7 +98,7 @@ class Twins:
     drafted: int = 0
 
     def job(self, variant: str) -> GgufJob:
-        """Return the job of a variant: what multiplies, then the backend or the number of ranks."""
+        """Return the job of a variant: what multiplies, then the backend, the number of ranks or graphs."""
         kernels, _, rest = variant.partition("/")
         model = {"bf16": self.bf16, "damaged": self.damaged or ""}.get(kernels, self.path)
         name = f"{self.name}-{variant.replace('/', '-').lower()}"
@@ -104,6 +106,8 @@ class Twins:
         job = GgufJob(name, model, self.bf16, OURS, kernels, drafted=self.drafted)
         if rest.endswith("ranks"):
             return replace(job, ranks=int(rest.removesuffix("ranks")))
+        if rest == "graphs":
+            return replace(job, graphs=True)
         return replace(job, backend=rest or OURS)
 
 
@@ -188,7 +192,9 @@ class Proof:
 
 def compare(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
     """Run the engines of one model and return their differences."""
-    variants = [*KERNELS, f"bf16/{NATIVE}", f"dequantized/{NATIVE}", *(["damaged"] if twins.damaged else [])]
+    variants = [*KERNELS, f"bf16/{NATIVE}", f"dequantized/{NATIVE}"]
+    variants += ["damaged"] if twins.damaged else []
+    variants += ["compiled/graphs"] if twins.drafted else []
     spread = [f"bf16/{ranks}ranks", f"compiled/{ranks}ranks"] if ranks > 1 else []
     proof.run([twins.job(variant) for variant in variants], twins.text, workers=8)
     proof.run([twins.job(variant) for variant in spread], twins.text, workers=2)
@@ -202,6 +208,8 @@ def compare(proof: Proof, twins: Twins, ranks: int) -> dict[str, Any]:
     }
     if twins.damaged:
         pairs["damaged"] = ("damaged", "bf16")
+    if twins.drafted:
+        pairs["compiled, graphs"] = ("compiled/graphs", "compiled")
     if spread:
         pairs |= {"bf16, ranks": (spread[0], "bf16"), "compiled, ranks": (spread[1], "compiled")}
     return {
@@ -232,6 +240,8 @@ def judge(found: dict[str, Any]) -> list[str]:
     for place, size in places.items():
         bounds = {"dequantized": size["backends"], "dequantized, native": size["backends"]}
         bounds |= dict.fromkeys(("compiled", "triton"), size["eight-bit"])
+        if "compiled, graphs" in size:
+            bounds["compiled, graphs"] = size["eight-bit"]
         if "compiled, ranks" in size:
             bounds["bf16, ranks"] = size["eight-bit"]
             bounds["compiled, ranks"] = max(size["bf16, ranks"], size["eight-bit"])
@@ -250,7 +260,7 @@ def judge_drafts(proof: Proof, twins: Twins, ranks: int) -> tuple[dict[str, dict
     found: dict[str, dict[str, int]] = {}
     problems: list[str] = []
     least = ACCEPTED_SHARE
-    for variant in ["bf16", "dequantized", "compiled", "triton", *spread]:
+    for variant in ["bf16", "dequantized", "compiled", "triton", "compiled/graphs", *spread]:
         figures = proof.figures.get(twins.job(variant).name)
         if figures is None:
             problems.append(f"{variant}: no drafts")

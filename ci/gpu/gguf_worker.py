@@ -42,7 +42,8 @@ class GgufJob:
         kernels: `compiled` or `triton`, the plugin's, or one of `STAND_INS`.
         ranks: Tensor parallel size.
         drafted: Tokens that the MTP layer drafts; the text is then continued, too.
-        timed: Whether decoding is timed, after the text was scored.
+        graphs: Whether the model is compiled and CUDA graphs are captured, as a server does.
+        timed: Whether decoding is timed, after the text was scored; with graphs.
         dummy: Whether weights are made up, for timing a model that is in no file.
 
     """
@@ -54,12 +55,14 @@ class GgufJob:
     kernels: str = "compiled"
     ranks: int = 1
     drafted: int = 0
+    graphs: bool = False
     timed: bool = False
     dummy: bool = False
 
 
 def engine_arguments(job: GgufJob) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`."""
+    graphs = job.graphs or job.timed
     arguments: dict[str, Any] = {
         "model": job.model,
         "hf_config_path": job.config,
@@ -75,15 +78,16 @@ def engine_arguments(job: GgufJob) -> dict[str, Any]:
         "kv_cache_memory_bytes": 2 << 30,
         "seed": 0,
         "disable_log_stats": True,
-        "enforce_eager": not job.timed,
+        "enforce_eager": not graphs,
         "attention_backend": job.backend,
         "tensor_parallel_size": job.ranks,
         "kernel_config": {"enable_cutedsl_warmup": False},
     }
     if job.ranks > 1:
         arguments |= {"distributed_executor_backend": "mp", "worker_extension_cls": "gguf_ranks.GgufRank"}
-    if job.timed:
-        arguments["compilation_config"] = {"cudagraph_capture_sizes": list(TIMED_BATCHES)}
+    if graphs:  # of as many rows as the requests have with their drafts
+        sizes = [requests * (1 + job.drafted) for requests in TIMED_BATCHES]
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": sizes}
     if job.dummy:
         arguments["load_format"] = "dummy"
     if job.drafted:

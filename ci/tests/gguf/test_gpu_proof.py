@@ -83,9 +83,16 @@ def test_ranks_are_judged() -> None:
         assert [problem.split(" (")[0] for problem in gguf_proof.judge(wrong)] == [name] * 2
 
 
+def test_graphs_are_judged() -> None:
+    graphs = {"compiled, graphs": GOOD["eight-bit"]}
+    assert gguf_proof.judge(GOOD | graphs) == []
+    wrong = gguf_proof.judge(GOOD | {"compiled, graphs": GOOD["damaged"]})
+    assert [problem.split(" (")[0] for problem in wrong] == ["compiled, graphs"] * 2
+
+
 def test_jobs_of_a_variant() -> None:
     twins = gguf_proof.Twins("twin", "a.gguf", "bf16", [], "damaged.gguf", drafted=1)
-    variants = ["bf16", "dequantized/FLASHMLA_SPARSE", "compiled/2ranks", "damaged"]
+    variants = ["bf16", "dequantized/FLASHMLA_SPARSE", "compiled/2ranks", "damaged", "compiled/graphs"]
     jobs = [twins.job(variant) for variant in variants]
     ours = jobs[0].backend
     assert [(job.model, job.kernels, job.backend, job.ranks) for job in jobs] == [
@@ -93,8 +100,12 @@ def test_jobs_of_a_variant() -> None:
         ("a.gguf", "dequantized", "FLASHMLA_SPARSE", 1),
         ("a.gguf", "compiled", ours, 2),
         ("damaged.gguf", "dequantized", ours, 1),
+        ("a.gguf", "compiled", ours, 1),
     ]
-    assert len({job.name for job in jobs}) == 4
+    assert len({job.name for job in jobs}) == 5
+    arguments = [gguf_worker.engine_arguments(job) for job in jobs]
+    assert [found["enforce_eager"] for found in arguments] == [True, True, True, True, False]
+    assert arguments[-1]["compilation_config"] == {"cudagraph_capture_sizes": [2, 16]}
     assert gguf_worker.engine_arguments(jobs[0])["speculative_config"]["num_speculative_tokens"] == 1
     assert "speculative_config" not in gguf_worker.engine_arguments(replace(jobs[0], drafted=0))
 
@@ -315,7 +326,8 @@ def test_steps_and_drafts_are_counted() -> None:
 
 
 ON_RANKS = {"bf16/2ranks": 39, "compiled/2ranks": 40}
-SHARES = {"bf16": 40, "dequantized": 20, "compiled": 41, "triton": 90} | ON_RANKS
+ON_ONE = {"bf16": 40, "dequantized": 20, "compiled": 41, "triton": 90, "compiled/graphs": 42}
+SHARES = ON_ONE | ON_RANKS
 """Drafts of 100 that engines accept; half as many as the checkpoint are enough."""
 
 
@@ -334,7 +346,7 @@ def test_accepted_drafts_are_judged(tmp_path: Path) -> None:
     assert problems == []
     assert list(found) == list(SHARES)
     assert found["bf16"] == {"steps": 50, "drafted": 100, "accepted": 40}
-    assert list(judged_drafts(tmp_path, SHARES, 1)[0]) == ["bf16", "dequantized", "compiled", "triton"]
+    assert list(judged_drafts(tmp_path, SHARES, 1)[0]) == list(ON_ONE)
     for variant in SHARES:
         few = judged_drafts(tmp_path, SHARES | {variant: 9 if variant == "bf16" else 19}, 2)[1]
         assert [problem.split(":")[0] for problem in few] == [variant]
