@@ -137,3 +137,13 @@ def test_a_file_of_upstreams_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     carried = Carried(tmp_path, {**FILES, "demo/other.py": OTHER}, old)
     carried.releases.add_patch({"demo/more.py": "MORE = 1\n"})
     assert with_renames(carried, monkeypatch).outcome is Outcome.CONFLICT
+
+
+def test_a_renamed_file_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old: Files = {**FILES, "lib/caf\udce9.py": OTHER}
+    taken = OTHER.replace("OTHER_7 = 49\n", "OTHER_7 = 50\n")
+    carried = Carried(tmp_path, {**FILES, "lib/tea.py": taken}, old)
+    carried.first()
+    changes = {"demo__own": CHANGED, "lib__caf\udce9": OTHER.replace("OTHER_40 =", "OTHER_FORTY =")}
+    known = with_renames(carried, monkeypatch, **changes)
+    assert [at.path for at in known.conflicts] == ["demo/own.py"]

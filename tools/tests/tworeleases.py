@@ -34,7 +34,8 @@ def commit_files(git: Git, files: Mapping[str, str | bytes], text: str, parent: 
         lines.append(f"100644 {blob}\t{path}\n")
     index = {"GIT_INDEX_FILE": str(git.git_dir) + "/scratch-index"}
     git.run("read-tree", "--empty", env=index)
-    git.run("update-index", "--index-info", stdin="".join(lines).encode(), env=index)
+    listed = "".join(lines).encode("utf-8", "surrogateescape")
+    git.run("update-index", "--index-info", stdin=listed, env=index)
     tree = git.run("write-tree", env=index).text
     parents = ["-p", parent] if parent else []
     return git.run("commit-tree", tree, *parents, "-F", "-", stdin=text.encode()).text

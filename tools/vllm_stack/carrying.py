@@ -103,6 +103,8 @@ def _may_follow_renames(
         return True  # no look at the files is taken then
     if any(file.status == "D" for file in carried.patch.files):
         return True  # the patch may itself have moved what it deletes
+    if any("\N{REPLACEMENT CHARACTER}" in path for path in carried.patch.paths):
+        return True  # a name that is not UTF-8: what stands there was not looked up
     if any(path not in before for path in here) or _has_lost_folders(carried):
         return True  # what it adds may be in the place of a renamed file, or in a renamed folder
     return not own.are_nowhere(gone, carried.old_before, carried.new_before)
