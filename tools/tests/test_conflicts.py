@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import resource
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from tworeleases import Content, Files, TwoReleases
 from vllm_stack.conflicts import FileConflict, explain_conflict
 from vllm_stack.conflictview import printable, render_conflicts
 from vllm_stack.fileversions import FileVersions, Version
+from vllm_stack.git import Git, GitError, GitResult
 from vllm_stack.history import UpstreamCommit
 from vllm_stack.moved import enclosing_definition
 from vllm_stack.report import to_plain
@@ -199,6 +202,43 @@ def test_files_that_are_searched_are_unpacked_once(tmp_path: Path) -> None:
     assert packed.count(kept.encode()) == 1
     assert packed.count(gone["m.py"].encode()) == 1
     assert b"SAME = 1" not in packed
+
+
+def test_where_there_is_no_room_to_unpack_files_they_are_searched_as_they_are(tmp_path: Path) -> None:
+    moved = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
+    kept = "# kept\n" * 50_000 + moved
+    new = {"m.py": MODULE.replace(moved, ""), "lib/kept.py": kept}
+    releases = TwoReleases(tmp_path, {"m.py": MODULE, "lib/kept.py": "# kept\n"}, dict(new))
+    releases.add_patch({"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")})
+    place = releases.place
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(kept) // 2, before[1]))
+    try:
+        (file,) = explain_conflict(place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.hunks[0].elsewhere
+    assert (file.hunks[0].elsewhere.path, file.hunks[0].elsewhere.line) == ("lib/kept.py", 50_001)
+    assert list((tmp_path / "releases.git" / "objects" / "pack").iterdir()) == []
+
+
+def test_a_search_that_fails_is_not_taken_for_one_that_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
+    new = {"m.py": MODULE.replace(moved, ""), "lib/kept.py": "# kept\n" + moved}
+    releases = TwoReleases(tmp_path, {"m.py": MODULE, "lib/kept.py": "# kept\n"}, dict(new))
+    releases.add_patch({"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")})
+    place = releases.place
+    run = Git.run
+
+    def killed(self: Git, *words: Any, **options: Any) -> GitResult:
+        done = run(self, *words, **options)
+        return replace(done, returncode=-9, stdout=b"") if words[0] == "grep" else done
+
+    monkeypatch.setattr(Git, "run", killed)
+    with pytest.raises(GitError, match=r"git grep .* failed with exit status -9"):
+        explain_conflict(place)
 
 
 def test_lines_that_an_unchanged_file_has_too_are_no_move(tmp_path: Path) -> None:

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from vllm_stack.git import GitError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from vllm_stack.git import Git
     from vllm_stack.linemap import Span
     from vllm_stack.objects import Entry
 
+#: Exit statuses of a search that went well: something found, or nothing.
+_SEARCHED = (0, 1)
 #: Shorter lines (a bracket, ``return x``) stand in too many files to tell where code went.
 _TELLING_LENGTH = 12
 #: Share of a hunk's telling lines that have to be together elsewhere.
@@ -164,6 +169,8 @@ def _grep(git: Git, commit: str, texts: list[str], where: Sequence[str]) -> dict
     words = [word for text in texts for word in ("-e", text)]
     plain = ("-I", "-n", "-z", "--no-color", "--no-column", "--full-name", "--no-heading", "--no-break")
     done = git.run("grep", *plain, "--fixed-strings", *words, commit, "--", *where, check=False)
+    if done.returncode not in _SEARCHED:
+        raise GitError(done)
     hits: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in done.stdout.split(b"\n"):
         match = _GREP_LINE.match(line)
@@ -198,11 +205,19 @@ def _unpacked(git: Git, bases: tuple[str, str], suffix: str) -> tuple[tuple[str,
         entries = [(path, objects.find(bases[1], path)) for path in paths]
     files = tuple((path, entry) for path, entry in entries if entry is not None and entry.kind == "blob")
     if files and git.git_dir is not None:
-        # Copies of what is there anyway need not be safe on the disk.
-        words = ("-c", "core.fsync=none", "pack-objects", "--quiet", "--window=0", "--no-reuse-object")
-        wanted = "".join(f"{entry.id}\n" for _, entry in files).encode()
-        git.run(*words, "--compression=0", git.git_dir / "objects" / "pack" / "pack", stdin=wanted)
+        _pack_uncompressed(git, git.git_dir / "objects" / "pack", [entry.id for _, entry in files])
     return files
+
+
+def _pack_uncompressed(git: Git, folder: Path, blobs: Sequence[str]) -> None:
+    """Put copies of blobs into a pack. Where there is no room for that, searching only takes longer."""
+    # Copies of what is there anyway need not be safe on the disk.
+    words = ("-c", "core.fsync=none", "pack-objects", "--quiet", "--window=0", "--no-reuse-object")
+    wanted = "".join(f"{blob}\n" for blob in blobs).encode()
+    if git.run(*words, "--compression=0", folder / "pack", stdin=wanted, check=False).returncode:
+        # What git had written until then would keep the disk full; nothing else makes packs here.
+        for left in folder.glob("tmp_*"):
+            left.unlink(missing_ok=True)
 
 
 def _densest(path: str, hits: list[tuple[int, str]], telling: list[str]) -> Elsewhere | None:
