@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
 from stackproject import message
 from tworeleases import TwoReleases
 
-from vllm_stack.applying import Outcome
+from vllm_stack.applying import Outcome, take_apart, try_stack
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.export import export_commit
+from vllm_stack.git import GitError
 from vllm_stack.patch import Patch
 
 if TYPE_CHECKING:
@@ -446,3 +449,36 @@ def test_a_folder_stands_where_our_new_file_goes(tmp_path: Path) -> None:
     ]
     assert listed[1] == listed[0]
     assert listed[2] == sorted([*listed[0], "demo/ours~the patch"])
+
+
+def forgotten(folder: Path) -> tuple[TwoReleases, Path]:
+    """Return a stack of one patch that adds a file of 200 kB, and where git has to write its bytes."""
+    releases = TwoReleases(folder, dict(FILES), dict(FILES))
+    added = "".join(f"{hashlib.sha256(b'%d' % n).hexdigest()}\n" for n in range(3000))
+    releases.add_patch({"demo/added.py": added})
+    entry = releases.git.entry(releases.head, "demo/added.py")
+    assert entry is not None
+    written = folder / "releases.git" / "objects" / entry.id[:2] / entry.id[2:]
+    written.unlink()
+    return releases, written
+
+
+def test_a_git_that_is_killed_says_nothing_about_a_patch(tmp_path: Path) -> None:
+    releases, _ = forgotten(tmp_path)
+    take_apart(releases.patches[0].data)  # which is kept, as it takes as much room
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(GitError, match=r"git apply .* failed with exit status -"):
+            try_stack(releases.git, releases.old_base, releases.patches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_git_that_cannot_write_says_nothing_about_a_patch(tmp_path: Path) -> None:
+    releases, written = forgotten(tmp_path)
+    written.parent.rmdir()
+    written.parent.write_text("in the way")
+    with pytest.raises(GitError, match=r"git apply .* failed with exit status ") as caught:
+        try_stack(releases.git, releases.old_base, releases.patches)
+    assert "unable to create" in caught.value.details[-1]

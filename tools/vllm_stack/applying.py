@@ -6,6 +6,7 @@ behind. Committer and dates are fixed by the patch, so that the same base gives 
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,16 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from vllm_stack.errors import ConflictError
-from vllm_stack.git import Git
+from vllm_stack.git import Git, GitError
 from vllm_stack.scratchindex import scratch_index
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
     from vllm_stack.base import Base
+    from vllm_stack.git import GitResult
     from vllm_stack.patch import Patch
     from vllm_stack.scratchindex import ScratchIndex
     from vllm_stack.stack import Stack
+
+
+#: What git says when it could not do its work, and not of a diff that does not apply or is none.
+_GAVE_UP = re.compile(rb"^(?:fatal: |error: unable to (?:create|write) )", re.MULTILINE)
 
 
 class Outcome(StrEnum):
@@ -164,6 +170,7 @@ def _apply_to_index(diff: bytes, index: ScratchIndex) -> tuple[Outcome, tuple[st
     if outcome.applied:
         return outcome, moved_hunks(said)
     merged = index.run("apply", "--cached", "--3way", "-", stdin=diff, check=False)
+    _require_finished(merged)
     if merged.returncode == 0:
         return Outcome.THREE_WAY, ()
     return Outcome.CONFLICT, refusals(said)
@@ -172,13 +179,20 @@ def _apply_to_index(diff: bytes, index: ScratchIndex) -> tuple[Outcome, tuple[st
 def apply_strictly(diff: bytes, index: ScratchIndex) -> tuple[Outcome, tuple[str, ...]]:
     """Apply a diff to an index without fuzz; return what came of it and all that git said about it.
 
-    The index is as it was when the diff does not apply.
+    The index is as it was when the diff does not apply. GitError when git could not tell.
     """
     done = index.apply(diff)
+    _require_finished(done)
     said = tuple(done.stderr.decode("utf-8", "replace").splitlines())
     if done.returncode:
         return Outcome.CONFLICT, said
     return (Outcome.OFFSET if moved_hunks(said) else Outcome.STRICT), said
+
+
+def _require_finished(done: GitResult) -> None:
+    """Raise GitError when git was killed, or could not write: that says nothing about the diff."""
+    if done.returncode < 0 or (done.returncode and _GAVE_UP.search(done.stderr)):
+        raise GitError(done)
 
 
 def moved_hunks(said: Sequence[str]) -> tuple[str, ...]:
