@@ -172,6 +172,27 @@ def test_a_kept_matrix_that_is_still_true(stacked: Project, server: IndexServer,
     assert [path for path, _ in server.requests] == asked
 
 
+def test_a_release_that_the_layout_does_not_fit_can_be_kept(
+    stacked: Project, releases: Upstream, server: IndexServer
+) -> None:
+    releases.commit("[Core] No operators (#5)", {"demo/_custom_ops.py": None})
+    releases.git("tag", "v1.3.0")
+    server.files |= releases.archives("1.3.0")
+    path = stacked.root / "matrix.json"
+    report = stacked.ok("matrix", "1.3.0").report
+    (row,) = report["targets"]
+    (release,) = row["releases"]
+    (note,) = release["notes"]
+    assert note.startswith("layout.native: there is no demo/_custom_ops.py any more")
+    release["notes"] = ["no package source gives a hash of it", note]
+    path.write_text(json.dumps(report))
+    assert stacked.ok("matrix", "--check", str(path)).report["differences"] == []
+    release["notes"] = []
+    path.write_text(json.dumps(report))
+    lines = stacked.run("matrix", "--check", str(path)).error["details"]
+    assert any("layout.native" in line and "absent in the file" in line for line in lines)
+
+
 def test_what_differs_from_a_kept_matrix_is_named(stacked: Project, kept: Path) -> None:
     document = json.loads(kept.read_text())
     document["targets"][0]["releases"][1]["patches"][0]["verdict"] = "clean"

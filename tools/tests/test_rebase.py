@@ -301,6 +301,28 @@ def test_a_broken_contract_stops_like_a_conflict(rebased: Rebased) -> None:
     rebased.project.ok("refresh", "--check")
 
 
+def test_what_an_earlier_patch_would_have_brought_is_not_laid_on_upstream(rebased: Rebased) -> None:
+    project = rebased.project
+    project.edit("demo/core.py", "return 3\n", "return 300\n")
+    project.write("demo/aid.py", "def aid() -> int:\n    return 1\n")
+    project.commit(message("[Second] Aid", topic="second"))
+    project.edit("demo/aid.py", "return 1\n", "return 2\n")
+    project.commit(message("[Second] Aid twice", topic="second"))
+    project.write("demo/user.py", "from demo.aid import aid\n\nUSED = aid()\n")
+    project.commit(message("[Second] Be aided", topic="second"))
+    project.ok("refresh")
+    release(rebased, demo__core=CORE.replace("return 3\n", "return 33\n"))
+    first, second, third = rebased.run("2.0.0", "--dry-run").report["patches"][-3:]
+    assert [one["verdict"] for one in (first, second, third)] == ["conflict", "conflict", "contract-broken"]
+    assert second["messages"][-1] == f"demo/aid.py: also changed by {first['name']}, which is not there"
+    (finding,) = third["contracts"]
+    assert finding["contract"] == "module demo.aid exists"
+    patches = f"{first['name']}, {second['name']}"
+    assert finding["found"] == (
+        f"there is no such module; demo/aid.py is changed by {patches}, which are not there"
+    )
+
+
 def test_a_broken_contract_can_be_accepted_with_a_reason(rebased: Rebased) -> None:
     release(rebased, demo__core=CORE.replace("def function_7(", "def function_seven("))
     rebased.run("2.0.0")

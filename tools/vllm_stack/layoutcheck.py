@@ -26,6 +26,9 @@ _BUILD_FILES = frozenset(
     | {"meson.build", "pyproject.toml", "rust-toolchain.toml", "setup.cfg", "setup.py"}
 )
 
+#: How each of its sentences begins.
+LAYOUT_NOTES = ("layout.package:", "layout.native:", "layout.generated:")
+
 
 def check_layout(layout: Layout, present: Base, candidate: Base) -> tuple[str, ...]:
     """Return what in ``layout``, which fits ``present``, does not fit the candidate, one sentence each."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_stack.errors import UsageError
+from vllm_stack.layoutcheck import LAYOUT_NOTES, check_layout
 from vllm_stack.listing import UnknownReleaseError
 from vllm_stack.pins import PinnedFile
 from vllm_stack.rebase import Orders, Rebase
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from vllm_stack.base import Base
+    from vllm_stack.pins import Pin
     from vllm_stack.replay import ReplayedPatch
     from vllm_stack.workspace import Workspace
 
@@ -188,6 +191,7 @@ class _Part(BaseModel):
 class _KeptRelease(_Part):
     release: str
     sdist: PinnedFile
+    notes: tuple[str, ...]
 
 
 class _KeptTarget(_Part):
@@ -275,6 +279,21 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 def _kept_candidate(workspace: Workspace, target: str, kept: _KeptRelease, *, offline: bool) -> Candidate:
     present = Stack.load(workspace, target).pin
     pin = present.model_copy(update={"release": kept.release, "sdist": kept.sdist})
-    base_of(workspace, present, offline=offline)
+    before = base_of(workspace, present, offline=offline)
     base = base_of(workspace, pin, offline=offline)
-    return Candidate(kept.release, pin, "", base, "index", lacks=("it was made from a kept matrix",))
+    return Candidate(
+        kept.release,
+        pin,
+        "",
+        base,
+        "index",
+        notes=tuple(_notes_again(present, pin, before, base, kept.notes)),
+        lacks=("it was made from a kept matrix",),
+    )
+
+
+def _notes_again(present: Pin, pin: Pin, before: Base, base: Base, kept: Sequence[str]) -> Iterator[str]:
+    """Yield what is noted of a release: of its layout anew, of where its files came from as it is kept."""
+    yield from (note for note in kept if not note.startswith(LAYOUT_NOTES))
+    if pin.release != present.release:
+        yield from check_layout(pin.layout, before, base)

@@ -13,7 +13,7 @@ from vllm_stack.applying import Outcome, commit_patch, describe, try_each, try_s
 from vllm_stack.carrying import Attempt, carry
 from vllm_stack.collecting import without_collection
 from vllm_stack.conflicts import explain_conflict
-from vllm_stack.contracts import broken_contracts, explain_contracts
+from vllm_stack.contracts import broken_contracts, explain_contracts, name_missing
 from vllm_stack.errors import ConflictError
 from vllm_stack.merging import Stages, sides
 from vllm_stack.ownfiles import OwnFiles
@@ -375,6 +375,7 @@ class Settler:
         done = self._verdict(place, attempt.outcome, broken, tuple(used))
         waits = conflict if attempt.conflicts or done.verdict is Verdict.CONTRACT_BROKEN else None
         messages = (*attempt.messages, *(_depends(patch, missing) if waits else ()))
+        broken = tuple(name_missing(one, missing) for one in broken)
         return Settled(replace(done, conflict=waits, messages=messages), place, attempt, carried, broken)
 
     def _resolved(self, place: PatchPlace, attempt: Attempt, conflict: str, used: list[str]) -> Attempt:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from vllm_stack.contracts.observation import Site
     from vllm_stack.gitsource import History, UpstreamCommit
+    from vllm_stack.patch import Patch
     from vllm_stack.replay import PatchPlace
 
 Origin = Literal["derived", "series"]
@@ -56,6 +57,32 @@ class BrokenContract:
     new_site: Site | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """What to look for elsewhere, each with the file that defined it."""
+    module: str | None = None
+    """Where the old release has the module that it is about."""
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The files of the old release that have what it is about."""
+        paths = (*(site.path for site in self.old_sites), *self.names.values(), self.module)
+        return tuple(dict.fromkeys(path for path in paths if path))
+
+
+def name_missing(one: BrokenContract, missing: Sequence[Patch]) -> BrokenContract:
+    """Say which of the stack's earlier patches, ``missing`` from the tree, change what a finding is about.
+
+    Then upstream may not have broken anything: what the patch relies on comes with a patch of the same stack.
+    """
+    found, names = one.finding.found, dict(one.names)
+    for path in one.homes:
+        made = [patch for patch in missing if path in patch.paths]
+        if made:
+            listed = ", ".join(patch.name for patch in made[:_PLACES])
+            more = f" and {len(made) - _PLACES} more" if len(made) > _PLACES else ""
+            are = "which are not there" if len(made) > 1 else "which is not there"
+            found += f"; {path} is changed by {listed}{more}, {are}"
+        if any(file.path == path and file.status == "A" for patch in made for file in patch.files):
+            names = {name: home for name, home in names.items() if home != path}  # upstream never had them
+    return replace(one, finding=replace(one.finding, found=found), names=names)
 
 
 def explain_contracts(

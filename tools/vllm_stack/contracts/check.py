@@ -227,7 +227,8 @@ class Comparison:
         expected = "the module" if cause.name is None else f"{cause.name} in {cause.module}"
         finding = ContractFinding(_contract_of(cause), "derived", path, observation.line, expected, found)
         home = self.old.after.path_of(cause.module)
-        return BrokenContract(finding, names={cause.name: home} if cause.name and home else {})
+        names = {cause.name: home} if cause.name and home else {}
+        return BrokenContract(finding, names=names, module=home)
 
     # -- names of functions ----------------------------------------------------------------------------
 
