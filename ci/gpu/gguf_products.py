@@ -73,8 +73,8 @@ EXPERTS: Final = {
     "gate and up, decode": Experts(GGMLType.Q4_K, (256, 4096, 6144), BOTH_SIDES, 3, vector=True),
     "down, 2.6 GB": Experts(GGMLType.Q6_K, (256, 6144, 2048), (0, 207, 208, 255), 100),
     "gate and up, 6.8 GB": Experts(GGMLType.Q8_0, (256, 4096, 6144), (0, 80, 81, 161, 255), 70),
-    "down of 8 ranks": Experts(GGMLType.Q6_K, (256, 6144, 256), BOTH_SIDES, 100),
-    "down of 8 ranks, decode": Experts(GGMLType.Q4_K, (256, 6144, 256), BOTH_SIDES, 3, vector=True),
+    "down of 8 ranks": Experts(GGMLType.Q6_K, (256, HIDDEN, EIGHTH), BOTH_SIDES, 100),
+    "down of 8 ranks, decode": Experts(GGMLType.Q4_K, (256, HIDDEN, EIGHTH), BOTH_SIDES, 3, vector=True),
     "300 experts": Experts(GGMLType.Q4_K, (300, 256, 512), (0, 255, 256, 299), 100),
     "a grid that is full": Experts(GGMLType.IQ4_XS, (8, 256, 512), tuple(range(8)), 8192, 8, vector=True),
 }

@@ -246,6 +246,17 @@ class Git:
             raise GitError(result)
         return result
 
+    def grep(self, *arguments: str) -> bytes:
+        """Return the lines of a commit that ``git grep`` finds, each as ``COMMIT:PATH NUL NUMBER NUL TEXT``.
+
+        GitError when git could not search; finding nothing is no error.
+        """
+        plain = ("-n", "-z", "--no-color", "--no-column", "--no-heading", "--no-break")
+        done = self.run("grep", *plain, *arguments, check=False)
+        if done.returncode not in (0, 1):
+            raise GitError(done)
+        return done.stdout
+
     def popen(
         self, *arguments: str, stdout: int = subprocess.DEVNULL, stderr: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:

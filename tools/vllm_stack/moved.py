@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from vllm_stack.git import GitError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from vllm_stack.linemap import Span
     from vllm_stack.objects import Entry
 
-#: Exit statuses of a search that went well: something found, or nothing.
-_SEARCHED = (0, 1)
 #: Shorter lines (a bracket, ``return x``) stand in too many files to tell where code went.
 _TELLING_LENGTH = 12
 #: Share of a hunk's telling lines that have to be together elsewhere.
@@ -167,12 +163,9 @@ def _only_definition(
 def _grep(git: Git, commit: str, texts: list[str], where: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
     """Return the lines of a commit that contain any of the texts, by path: number from 1 and the line."""
     words = [word for text in texts for word in ("-e", text)]
-    plain = ("-I", "-n", "-z", "--no-color", "--no-column", "--full-name", "--no-heading", "--no-break")
-    done = git.run("grep", *plain, "--fixed-strings", *words, commit, "--", *where, check=False)
-    if done.returncode not in _SEARCHED:
-        raise GitError(done)
+    found = git.grep("-I", "--full-name", "--fixed-strings", *words, commit, "--", *where)
     hits: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for line in done.stdout.split(b"\n"):
+    for line in found.split(b"\n"):
         match = _GREP_LINE.match(line)
         if match:
             path = match["path"].decode("utf-8", "surrogateescape").removeprefix(f"{commit}:")

@@ -22,6 +22,7 @@ from vllm_stack.layoutcheck import check_layout
 from vllm_stack.lookup import KnownRelease, Lookup, checked_release, require_release
 from vllm_stack.pins import Pin, PinnedFile, parse_pin
 from vllm_stack.pintext import Facts, candidate_pin, tag_of
+from vllm_stack.report import some
 from vllm_stack.sdist import read_folder
 from vllm_stack.sources import base_of
 from vllm_stack.tomlfile import read_toml_text
@@ -264,17 +265,14 @@ def _compared(known: KnownRelease, difference: TreeDifference, tag: str) -> Know
     """Return ``known`` with what its tag and its sdist do not agree on."""
     notes, lacks = list(known.notes), list(known.lacks)
     if difference.differing:
-        lacks.append(f"files of the tag {tag} are not those of the sdist: {_some(difference.differing)}")
+        lacks.append(
+            f"files of the tag {tag} are not those of the sdist: {some(difference.differing, _NAMED)}"
+        )
     if difference.only_git:
-        notes.append(f"not in the sdist, so that no patch may touch it: {_some(difference.only_git)}")
+        notes.append(f"not in the sdist, so that no patch may touch it: {some(difference.only_git, _NAMED)}")
     if difference.only_sdist:
-        notes.append(f"layout.generated: not in the tag {tag}: {_some(difference.only_sdist)}")
+        notes.append(f"layout.generated: not in the tag {tag}: {some(difference.only_sdist, _NAMED)}")
     return known.model_copy(update={"notes": tuple(notes), "lacks": tuple(lacks)})
-
-
-def _some(paths: tuple[str, ...]) -> str:
-    more = len(paths) - _NAMED
-    return ", ".join(paths[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_path(wanted: str) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm_stack.atomic import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from vllm_stack.errors import StackError
@@ -24,6 +26,12 @@ SCHEMA = 1
 def escaped(text: str) -> str:
     """Return text with an escape in place of each character that must not reach a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names, ``most`` at most, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

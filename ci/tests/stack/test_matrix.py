@@ -15,6 +15,17 @@ BACKEND = "vllm.v1.attention.backend"
 SPARSE = "vllm.model_executor.layers.attention.sparse_mla_attention"
 
 
+def kept_row(target: str) -> dict[str, Any]:
+    """Return what is kept of a target."""
+    (row,) = (row for row in json.loads(KEPT.read_text())["targets"] if row["target"] == target)
+    return dict(row)
+
+
+def kept_vllm() -> dict[str, Any]:
+    """Return what is kept of vLLM's releases, by release."""
+    return {release["release"]: release for release in kept_row("vllm")["releases"]}
+
+
 def test_the_kept_matrix_is_what_the_stacks_give() -> None:
     """The releases' sources are those that the file has the hashes of."""
     report = run_tool("matrix", "--check", KEPT)
@@ -25,19 +36,13 @@ def test_the_kept_matrix_is_what_the_stacks_give() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_stack_is_clean_on_its_own_release(target: str) -> None:
     pin = load_pin(ROOT / "upstream" / f"{target}.toml")
-    (row,) = (row for row in json.loads(KEPT.read_text())["targets"] if row["target"] == target)
+    row = kept_row(target)
     assert row["pinned"] == pin.release
     (own,) = (release for release in row["releases"] if release["release"] == pin.release)
     assert own["sdist"] == pin.sdist.model_dump()
     assert own["clean"] is True
     assert {(cell["verdict"], cell["outcome"]) for cell in own["patches"]} == {("clean", "strict")}
     assert all(not (cell["contracts"] or cell["conflicts"]) for cell in own["patches"])
-
-
-def kept_vllm() -> dict[str, Any]:
-    """Return what is kept of vLLM's releases, by release."""
-    (row,) = (row for row in json.loads(KEPT.read_text())["targets"] if row["target"] == "vllm")
-    return {release["release"]: release for release in row["releases"]}
 
 
 def test_the_releases_that_the_stack_is_carried_to_are_in_it() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vllm_stack.contracts.change import Releases
 from vllm_stack.contracts.tree import list_blobs
+from vllm_stack.report import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,10 +77,9 @@ def name_missing(one: BrokenContract, missing: Sequence[Patch]) -> BrokenContrac
     for path in one.homes:
         made = [patch for patch in missing if path in patch.paths]
         if made:
-            listed = ", ".join(patch.name for patch in made[:_PLACES])
-            more = f" and {len(made) - _PLACES} more" if len(made) > _PLACES else ""
+            listed = some([patch.name for patch in made], _PLACES)
             are = "which are not there" if len(made) > 1 else "which is not there"
-            found += f"; {path} is changed by {listed}{more}, {are}"
+            found += f"; {path} is changed by {listed}, {are}"
         if any(file.path == path and file.status == "A" for patch in made for file in patch.files):
             names = {name: home for name, home in names.items() if home != path}  # upstream never had them
     return replace(one, finding=replace(one.finding, found=found), names=names)
@@ -118,8 +118,7 @@ class _Explaining:
             places = self.releases.places(name, path.partition("/")[0])
             if places:
                 verb = "is still" if any(place.rpartition(":")[0] == path for place in places) else "is now"
-                more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
-                yield f"; {name} {verb} in {', '.join(places[:_PLACES])}{more}"
+                yield f"; {name} {verb} in {some(places, _PLACES)}"
 
     def _with_change(self, finding: ContractFinding, one: BrokenContract) -> ContractFinding:
         where = f"{one.old_sites[0].path}:{one.old_sites[0].line}" if one.old_sites else None

@@ -21,8 +21,6 @@ _CONTEXT = 3
 #: How a class, a function or a variable begins at the level of a module, for git and for Python.
 _DEFINITION = r"^(class|def|async def) |^[A-Za-z_][A-Za-z_0-9]*( *:[^=]*)? *=[^=]"
 _NAME = re.compile(r"(?:class |def |async def )?(\w+)")
-#: Exit statuses of a search that went well: something found, or nothing.
-_SEARCHED = (0, 1)
 #: Release and package to the places of its definitions. Commits never change.
 _PLACES: dict[tuple[str, str], dict[str, list[str]]] = {}
 _HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
@@ -120,15 +118,12 @@ class Releases:
 
     def _searched(self, paths: str) -> bytes:
         """Return the lines of the new release that begin a definition, as ``git grep`` prints them."""
-        plain = ("--no-color", "--no-column", "--no-heading", "--no-break", "-n", "-z")
         where = ("-e", _DEFINITION, self.new_commit, "--", paths)
         # Perl's expressions take a fifth of the time, and not every git has them.
-        done = self.git.run("grep", *plain, "-P", *where, check=False)
-        if done.returncode not in _SEARCHED:
-            done = self.git.run("grep", *plain, "-E", *where, check=False)
-        if done.returncode not in _SEARCHED:
-            raise GitError(done)
-        return done.stdout
+        try:
+            return self.git.grep("-P", *where)
+        except GitError:
+            return self.git.grep("-E", *where)
 
 
 def _numbered(diff: list[str]) -> Iterator[_Line]:
