@@ -19,7 +19,8 @@ REPORTS = (
 COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
 SOAK = "soak"
-GGUF = ("gguf", "gguf-wide", "gguf-wide-text", "gguf-two-gpus", "gguf-two-gpus-language")
+GGUF = ("gguf-two-gpus", "gguf-two-gpus-language", "gguf-wide-text", "gguf-wide")
+GGUF_STEPS = ("twin", "language", "wide-text")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
 OURS_FP8, NATIVE_FP8 = "triton_mla_sparse_fp8", "flashmla_fp8"
 
@@ -178,6 +179,58 @@ def soaked() -> list[str]:
     ]
 
 
+def gguf() -> list[str]:
+    """Return the tables of the GGUF proofs, as far as they are there."""
+    found = [report(name) for name in there(GGUF)]
+    steps = [(step, one[step]) for one in found for step in GGUF_STEPS if step in one]
+    lines: list[str] = []
+    if steps:
+        lines += [
+            "",
+            "GGUF: mean absolute differences of log-probabilities, near (all keys seen) and far (the indexer",
+            "selects). `../gguf_proof.py` says what is compared and how much may differ.",
+            "",
+            "| step | difference | near | far |",
+            "|---|---|--:|--:|",
+        ]
+    for step, document in steps:
+        for name, size in document["differences"].items():
+            lines.append(f"| {step} | {name} | {size['near']:.2e} | {size['far']:.2e} |")
+    for step, document in steps:
+        if drafts := document.get("drafts"):
+            counts = (f"{name} {kept['accepted']} of {kept['drafted']}" for name, kept in drafts.items())
+            lines += ["", f"Accepted drafts ({step}): {', '.join(counts)}."]
+    return lines + gguf_products(found) + gguf_speeds(found)
+
+
+def gguf_products(found: list[dict[str, Any]]) -> list[str]:
+    """Return how far the GGUF kernels' products are off."""
+    lines: list[str] = []
+    for products in (document["products"]["products"] for document in found if "products" in document):
+        worst = (
+            f"{kernels} {max(one['error'] for one in shapes.values()):.2%} ({len(shapes)} shapes)"
+            for kernels, shapes in products.items()
+        )
+        lines += ["", f"Products and those of decoded weights differ, of a row's norm: {', '.join(worst)}."]
+    return lines
+
+
+def gguf_speeds(found: list[dict[str, Any]]) -> list[str]:
+    """Return the table of a wide file's speed."""
+    lines: list[str] = []
+    for engines in (document["wide"]["engines"] for document in found if "wide" in document):
+        lines += [
+            "",
+            "| widths of GLM-5 | requests | prefill of 512 tokens each, s | decode, tokens / s |",
+            "|---|--:|--:|--:|",
+        ]
+        for engine, figures in engines.items():
+            for requests, pace in figures["decode"].items():
+                times = f"{pace['prefill_seconds']:.2f} | {pace['tokens_per_second']:.0f}"
+                lines.append(f"| {engine} | {requests} | {times} |")
+    return lines
+
+
 def render() -> str:
     """Return the whole text."""
     bench = report("kernel-bench")
@@ -204,6 +257,7 @@ def render() -> str:
         *indexer(),
         *compared(),
         *soaked(),
+        *gguf(),
     ]
     return "\n".join(lines) + "\n"
 

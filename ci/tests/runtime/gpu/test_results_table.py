@@ -91,3 +91,27 @@ def test_times_with_an_fp8_cache_have_a_table(tmp_path: Path, monkeypatch: pytes
         f"| {second['heads']} | {second['tokens']} | 16.0 | 0.75 | not there | |",
     ]
     assert set(lines) <= set(results_table.render().splitlines())
+
+
+def test_gguf_reports_have_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    assert results_table.gguf() == []
+    twin = {"differences": {"compiled, ranks": {"near": 0.06896, "far": 0.11165}}}
+    drafts = {"bf16": {"steps": 5, "drafted": 20, "accepted": 12}}
+    language = {"differences": {"triton": {"near": 0.0015, "far": 0.0026}}, "drafts": drafts}
+    (tmp_path / "gguf-two-gpus.json").write_text(json.dumps({"twin": twin}))
+    (tmp_path / "gguf-two-gpus-language.json").write_text(json.dumps({"language": language}))
+    products = {"products": {"triton": {"a": {"error": 0.001}, "b": {"error": 0.0047}}}}
+    (tmp_path / "gguf-wide-text.json").write_text(json.dumps({"products": products}))
+    decode = {"8": {"prefill_seconds": 1.017, "tokens_per_second": 1456.2}}
+    wide = {"engines": {"wide-compiled": {"start_seconds": 31.5, "decode": decode}}}
+    (tmp_path / "gguf-wide.json").write_text(json.dumps({"wide": wide}))
+    assert [line for line in results_table.gguf() if line and "---" not in line][2:] == [
+        "| step | difference | near | far |",
+        "| twin | compiled, ranks | 6.90e-02 | 1.12e-01 |",
+        "| language | triton | 1.50e-03 | 2.60e-03 |",
+        "Accepted drafts (language): bf16 12 of 20.",
+        "Products and those of decoded weights differ, of a row's norm: triton 0.47% (2 shapes).",
+        "| widths of GLM-5 | requests | prefill of 512 tokens each, s | decode, tokens / s |",
+        "| wide-compiled | 8 | 1.02 | 1456 |",
+    ]

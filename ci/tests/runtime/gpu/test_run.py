@@ -21,7 +21,7 @@ WORDS = ["--files", "f", "--site", "s", "--out", "o"]
 @pytest.mark.parametrize(
     ("steps", "seconds"),
     [
-        (["fp8"], 399), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 419), (["pipeline"], 259),
+        (["fp8"], 399), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 379), (["pipeline"], 219),
         (["kernel-bench", "fp8"], 474),
     ],
 )  # fmt: skip
