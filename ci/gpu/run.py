@@ -31,8 +31,9 @@ import wheel_files
 HERE = Path(__file__).resolve().parent
 BENCH_SECONDS = 75.0  # took 30 with the bf16 cache alone
 LOGITS_BENCH_SECONDS = 45.0  # took 20, and DeepGEMM's compiler
-SANITIZER_SECONDS = 60.0
-CHECK_SECONDS = 90.0  # took 50; longer than that, the sanitizers do not wait for its binaries
+SANITIZER_SECONDS = 60.0  # took 14 with the bf16 cache alone
+CHECK_SECONDS = 90.0  # took 78 with 32 cores and nothing beside it
+LOGITS_CHECK_SECONDS = 45.0  # took 43
 CHECK, SANITIZER, ENGINE, BENCH = "kernel-check", "sanitizer", "engine", "kernel-bench"
 LOGITS_CHECK, LOGITS_BENCH = "logits-check", "logits-bench"
 INDEXER, SOAK = "indexer", "soak"
@@ -74,6 +75,7 @@ LEAST_SOAK = 240.0  # an engine with empty caches starts in up to 140
 
 
 BENCHES = {BENCH: BENCH_SECONDS, LOGITS_BENCH: LOGITS_BENCH_SECONDS}
+SANITIZER_END = 35.0  # seconds for what the tools have begun, and for their report
 
 
 class Session:
@@ -181,9 +183,16 @@ class Session:
         if SANITIZER in steps:
             if CHECK in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    running[CHECK].wait(CHECK_SECONDS)
+                    running[CHECK].wait(self.wait_for_binaries(reserved))
             running[SANITIZER] = self.start_sanitizer(reserved)
         return running
+
+    def wait_for_binaries(self, reserved: float) -> float:
+        """Return how long the sanitizers wait for the check: all that leaves them their own time.
+
+        What it has not compiled by then, each of them compiles for itself, in that time.
+        """
+        return max(CHECK_SECONDS, self.left() - reserved - SANITIZER_SECONDS - SANITIZER_END)
 
     def start_proof(self, steps: list[str], reserved: float) -> subprocess.Popen[bytes]:
         """Start the first of some proofs, with its share of the time that they have together."""
@@ -203,7 +212,7 @@ class Session:
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:
         """Start the sanitizers with as much time as there is."""
-        seconds = max(20.0, min(SANITIZER_SECONDS, self.left() - reserved - 35))
+        seconds = max(20.0, min(SANITIZER_SECONDS, self.left() - reserved - SANITIZER_END))
         return self.start(SANITIZER, "--work", str(self.work / "sanitizer"), "--seconds", f"{seconds:.0f}")
 
     def keep_logs(self) -> None:
@@ -246,9 +255,22 @@ def shortage(steps: list[str], seconds: float, *, whole: bool) -> str | None:
 
     """
     needed = sum(PROOFS[step].seconds for step in steps if step in PROOFS) if whole else 0.0
-    needed = max(needed, SOAK_END + LEAST_SOAK if SOAK in steps else 0.0)
+    needed = max(needed, SOAK_END + LEAST_SOAK if SOAK in steps else 0.0, checking(steps))
     needed += sum(time for bench, time in BENCHES.items() if bench in steps)
     return f"{' '.join(steps)} need some {needed:.0f} s, not {seconds:.0f}" if needed > seconds else None
+
+
+def checking(steps: list[str]) -> float:
+    """Return the seconds that the kernels' checks take: the sanitizers follow the first, not the other."""
+    check, logits, sanitizers = (
+        seconds if step in steps else 0.0
+        for step, seconds in (
+            (CHECK, CHECK_SECONDS),
+            (LOGITS_CHECK, LOGITS_CHECK_SECONDS),
+            (SANITIZER, SANITIZER_SECONDS),
+        )
+    )
+    return max(logits, check + sanitizers)
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tarfile
 from itertools import pairwise
 from types import SimpleNamespace
@@ -22,7 +23,8 @@ WORDS = ["--files", "f", "--site", "s", "--out", "o"]
     ("steps", "seconds"),
     [
         (["fp8"], 399), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 379), (["pipeline"], 219),
-        (["kernel-bench", "fp8"], 474),
+        (["kernel-bench", "fp8"], 474), (["kernel-check", "sanitizer", "kernel-bench"], 224),
+        (["kernel-check"], 89), (["logits-check"], 44),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(
@@ -105,6 +107,40 @@ def test_the_default_is_what_it_was(tmp_path: Path) -> None:
     assert [step for step, _ in session.started] == [
         "engine", "kernel-check", "logits-check", "sanitizer", "kernel-bench", "logits-bench",
     ]  # fmt: skip
+
+
+class Clock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "waits", "has"), [("240", 90, 40), ("300", 130, 60), ("600", 430, 60)])
+def test_the_sanitizers_wait_for_binaries_as_long_as_they_keep_their_time(
+    seconds: str, waits: float, has: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    steps = ["kernel-check", "sanitizer", "kernel-bench"]
+    session = Started(tmp_path, *steps)
+    session.deadline = float(seconds)
+
+    def never(limit: float) -> None:
+        clock.now += limit
+        raise subprocess.TimeoutExpired("kernel_check.py", limit)
+
+    start = session.start
+    session.start = lambda step, *options: (start(step, *options), SimpleNamespace(wait=never))[1]  # type: ignore[method-assign]
+    session.run(steps)
+    assert clock.now == waits
+    assert {step: options.get("--seconds") for step, options in session.started} == {
+        "kernel-check": None, "sanitizer": f"{has}", "kernel-bench": None,
+    }  # fmt: skip
 
 
 def test_logs_and_log_probabilities_are_kept_apart(tmp_path: Path) -> None:
