@@ -60,8 +60,8 @@ _PLAIN = Shape(
     tokens=1, heads=8, width=128, rope=64, dtype=torch.bfloat16, chip=0, counts="random", high_rows=True,
     duplicates=False, with_lse=True, graph=False, seed=1,
 )  # fmt: skip
-# On 132 multiprocessors: each tile of the GPU at hand, with and without splits, and one of a smaller chip; an
-# fp8_ds_mla cache that the GPU converts, and one that is decoded in software.
+# On 132 multiprocessors: each tile of the GPU at hand, with and without splits, with a bf16 cache and with
+# fp8_ds_mla; one tile of a smaller chip; one that decodes fp8_ds_mla in software.
 SHAPES = (
     replace(_PLAIN, heads=1, counts="full"),
     replace(_PLAIN, tokens=3, width=256, rope=0, counts="zero-heavy", seed=2),
@@ -76,6 +76,10 @@ SHAPES = (
     replace(_PLAIN, tokens=5, heads=24, width=384, chip=1, seed=11),
     replace(_PLAIN, tokens=3, heads=24, width=256, fp8=True, seed=12),
     replace(_PLAIN, tokens=67, heads=8, rope=0, chip=2, fp8=True, seed=13),
+    replace(_PLAIN, tokens=70, fp8=True, seed=14),
+    replace(_PLAIN, tokens=133, heads=16, rope=0, with_lse=False, fp8=True, seed=15),
+    replace(_PLAIN, tokens=20, heads=32, width=512, counts="zero-heavy", fp8=True, seed=16),
+    replace(_PLAIN, tokens=133, heads=24, rope=0, counts="short", fp8=True, seed=17),
 )
 
 
