@@ -166,6 +166,22 @@ class Fp8Proof(Compared):
         always = ("zero", "shift", "scale")
         return (*always, "shift_pool") if mode.model == "glm53flash" else (*always, "tail")
 
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that dense attention prefilled short prompts where it must be off, or not where it is on.
+
+        Its gather writes the RoPE values too, for which the workspace of GLM-5.3-Flash has no room.
+        """
+        if run.job.draft:
+            return
+        rows = sum(
+            counts["dense"]["rows"].get("prefill", 0)
+            for counts in comparison.ranks_of(run.figures["launches"]["short_prefill_batch"])
+        )
+        wanted = run.job.model != "glm53flash" and not run.job.force_mqa
+        if (rows > 0) != wanted:
+            yield f"{rows} rows of short prompts in dense attention"
+
 
 class WideProof(Compared):
     """More than 64 requests that decode at once."""

@@ -103,7 +103,7 @@ def assess_mode(mode: Job, runs: Mapping[Job, Run]) -> dict[str, Any]:
     differences = compare(ours, native, other)
     problems = [*difference_problems(differences), *choice_problems(ours, native, other)]
     problems += launch_problems(ours, is_triton=True)
-    problems += [p for run in (ours, native) for p in draft_problems(run)]
+    problems += [*draft_problems(ours, [native]), *draft_problems(native, [])]
     problems += [p for run in (native, other) for p in launch_problems(run, is_triton=False)]
     problems += [] if mode.toolkit else toolkit_problems(ours)
     return {
