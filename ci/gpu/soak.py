@@ -158,6 +158,13 @@ def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dic
     }  # fmt: skip
 
 
+def keep_segment(segment: Segment, files: dict[str, Any] | None, out: Path) -> dict[str, Any]:
+    """Run the engine of a segment and write its report, whatever becomes of the others; return it."""
+    report = run_segment(segment, files) | {"host": host(segment.folder, reuse=True)}
+    (out / f"soak-{segment.number}.json").write_text(json.dumps(report, indent=1))
+    return report
+
+
 def run(arguments: argparse.Namespace) -> bool:
     """Run segments, each in a process of its own, at the same time."""
     work: Path = arguments.work.resolve()
@@ -168,10 +175,7 @@ def run(arguments: argparse.Namespace) -> bool:
     for model in sorted({segment.job.model for segment in segments}):
         small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
     with ThreadPoolExecutor(len(segments)) as pool:
-        reports = list(pool.map(lambda segment: run_segment(segment, files), segments))
-    described = {"host": host(work, reuse=True)}
-    for report in (segment | described for segment in reports):
-        (arguments.out / f"soak-{report['segment']}.json").write_text(json.dumps(report, indent=1))
+        reports = list(pool.map(lambda segment: keep_segment(segment, files, arguments.out), segments))
     print("\n".join(map(line, reports)))
     return all(report["passed"] for report in reports)
 

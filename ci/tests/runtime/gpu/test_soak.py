@@ -124,6 +124,34 @@ def test_reports_are_merged_by_the_command(
     assert "3 s of traffic, not 1800" in capsys.readouterr().err
 
 
+def test_a_report_is_there_as_soon_as_its_segment_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def run_segment(segment: Segment, _: Any) -> dict[str, Any]:
+        first = tmp_path / "out" / "soak-4.json"
+        if segment.number == 5:
+            seen.append(wait_for(first))
+        return soak.report_of(segment, found(), None)
+
+    monkeypatch.setattr(soak, "run_segment", run_segment)
+    monkeypatch.setattr(soak, "host", lambda *_, **__: {"torch": "2"})
+    monkeypatch.setattr("small_models.write_model", lambda *_: None)
+    words = ["run", "--segments", "4", "5", "--seconds", "9", "--out", f"{tmp_path / 'out'}", "--work"]
+    assert soak.run(soak.parse_arguments([*words, str(tmp_path)]))
+    assert seen == [True]
+    assert json.loads((tmp_path / "out" / "soak-5.json").read_text())["host"] == {"torch": "2"}
+
+
+def wait_for(path: Path) -> bool:
+    """Return whether a file appears within some seconds."""
+    limit = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return path.exists()
+
+
 class FakeEngine:
     """Answers with tokens that depend on the prompt alone; each step gives every request one."""
 
