@@ -165,7 +165,7 @@ GLM: Final = [
 ]
 
 
-@pytest.mark.parametrize("capability", [100])
+@pytest.mark.parametrize("capability", [100, 103])
 @pytest.mark.parametrize("state", [FlashInfer.USABLE])
 def test_glm_makes_auto_an_fp8_cache_on_sm10x(ask: Ask) -> None:
     """Ours serves GLM's default there when it is asked for by name."""
@@ -176,7 +176,7 @@ def test_glm_makes_auto_an_fp8_cache_on_sm10x(ask: Ask) -> None:
     assert [a["cache"] for a in named] == ["fp8_ds_mla"] * 2
 
 
-@pytest.mark.parametrize("capability", [80, 89, 110, 120])
+@pytest.mark.parametrize("capability", [80, 86, 89, 110, 120, 121])
 @pytest.mark.parametrize("state", [FlashInfer.ABSENT])
 def test_glm_keeps_auto(ask: Ask) -> None:
     assert [(a["backend"], a["cache"]) for a in ask(GLM)] == [(OURS, "auto")] * 2
