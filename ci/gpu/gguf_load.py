@@ -1,9 +1,10 @@
 """Measure how long each rank takes to load a GGUF file, and how much memory of its own it needs.
 
-    python ci/gpu/gguf_load.py --plugin-tests TREE/tests --ranks 4 --experts 64 --out load.json
+    python ci/gpu/gguf_load.py --plugin-tests TREE/tests --out load.json
 
-Writes a file of random blocks with the widths of GLM-5, one dense and some MoE layers, and loads it on a CPU
-with vLLM's class for CUDA, as all ranks of a tensor-parallel group at once, each a process; no GPU is needed.
+Writes a file of random blocks with the widths of GLM-5, one dense and some MoE layers (4.8 GB unless told
+otherwise), and loads it on a CPU with vLLM's class for CUDA, as all ranks of a tensor-parallel group at once,
+each a process; no GPU is needed.
 A rank may take its share of the weights and one tensor more; in small files that is `kv_b_proj`, put together
 in float32 from halves that are decoded. Its own memory (`RssAnon`) is sampled; pages of the file (`RssFile`)
 are shared by all ranks and no copy. Exits 1 if a rank took more.
@@ -131,8 +132,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--plugin-tests", type=Path, required=True, help="tests of the patched plugin")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--experts", type=int, default=96)
     parser.add_argument("--out", type=Path, help="report to write (JSON)")
     arguments = parser.parse_args()
     paths = [str(arguments.plugin_tests.resolve()), str(Path(__file__).resolve().parent)]

@@ -47,10 +47,13 @@ def test_layers_have_an_indexer_where_indexer_types_say_so(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def load_report(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Load a file of some hundred megabytes on two ranks and return what it took."""
+    """Load a file of some hundred megabytes on two ranks and return what it took.
+
+    Of four layers, what is kept of each layer's `kv_b_proj` is more than the slack.
+    """
     path = tmp_path_factory.mktemp("load") / "load.json"
     script = REPOSITORY / "ci/gpu/gguf_load.py"
-    size = ["--ranks", "2", "--layers", "2", "--experts", "8"]
+    size = ["--ranks", "2", "--layers", "4", "--experts", "2"]
     done = run_python(script, "--plugin-tests", TREE / "tests", *size, "--out", path)
     assert path.exists(), done.stdout + done.stderr
     return json.loads(path.read_text())
