@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import resource
 from dataclasses import replace
 from datetime import date
@@ -24,6 +26,8 @@ from vllm_stack.report import to_plain
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from vllm_stack.replay import PatchPlace
 
 
 def function(name: str, *body: str) -> str:
@@ -222,14 +226,60 @@ def test_where_there_is_no_room_to_unpack_files_they_are_searched_as_they_are(tm
     assert list((tmp_path / "releases.git" / "objects" / "pack").iterdir()) == []
 
 
+def moved_to_another_file(folder: Path) -> PatchPlace:
+    """Return a conflict whose function is in another file of the new release."""
+    moved = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
+    new = {"m.py": MODULE.replace(moved, ""), "lib/kept.py": "# kept\n" + moved}
+    releases = TwoReleases(folder, {"m.py": MODULE, "lib/kept.py": "# kept\n"}, dict(new))
+    releases.add_patch({"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")})
+    return releases.place
+
+
+@pytest.mark.parametrize(
+    ("said", "had_room"),
+    [
+        (". Out of diskspace", False),
+        (f": {os.strerror(errno.ENOSPC)}", False),
+        (f": {os.strerror(errno.EDQUOT)}", False),
+        (f": {os.strerror(errno.EIO)}", True),
+    ],
+)
+def test_only_a_git_that_says_so_had_no_room_to_unpack_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, *, had_room: bool
+) -> None:
+    place = moved_to_another_file(tmp_path)
+    run = Git.run
+
+    def failing(self: Git, *words: Any, **options: Any) -> GitResult:
+        if "pack-objects" not in words:
+            return run(self, *words, **options)
+        (tmp_path / "releases.git" / "objects" / "pack" / "tmp_pack_1").touch()
+        return GitResult(words, 128, b"", f"fatal: sha1 file 'tmp_pack_1' write error{said}\n".encode())
+
+    monkeypatch.setattr(Git, "run", failing)
+    if had_room:
+        with pytest.raises(GitError, match=r"pack-objects .* failed with exit status 128"):
+            explain_conflict(place)
+    else:
+        (file,) = explain_conflict(place)
+        assert file.hunks[0].elsewhere
+    assert list((tmp_path / "releases.git" / "objects" / "pack").iterdir()) == []
+
+
+def test_a_git_that_cannot_unpack_files_is_not_taken_for_one_without_room(tmp_path: Path) -> None:
+    place = moved_to_another_file(tmp_path)
+    packs = tmp_path / "releases.git" / "objects" / "pack"
+    packs.rmdir()
+    packs.write_text("in the way")
+    with pytest.raises(GitError, match="pack-objects") as caught:
+        explain_conflict(place)
+    assert "Not a directory" in caught.value.details[-1]
+
+
 def test_a_search_that_fails_is_not_taken_for_one_that_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = function("beta", "first_beta = values[0] * scale", "second_beta = first_beta + 1", "return beta")
-    new = {"m.py": MODULE.replace(moved, ""), "lib/kept.py": "# kept\n" + moved}
-    releases = TwoReleases(tmp_path, {"m.py": MODULE, "lib/kept.py": "# kept\n"}, dict(new))
-    releases.add_patch({"m.py": MODULE.replace("second_beta = first_beta + 1", "second_beta = 0")})
-    place = releases.place
+    place = moved_to_another_file(tmp_path)
     run = Git.run
 
     def killed(self: Git, *words: Any, **options: Any) -> GitResult:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import signal
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from vllm_stack.git import GitError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from vllm_stack.git import Git
+    from vllm_stack.git import Git, GitResult
     from vllm_stack.linemap import Span
     from vllm_stack.objects import Entry
 
@@ -25,6 +30,12 @@ _MOST_LINES = 40
 #: A place may be twice as long as what is looked for, and this many lines longer.
 _SLACK = 3
 _DEFINITION = re.compile(r"^(\s*)(?:async\s+)?(def|class)\s+(\w+)")
+#: How git says that a disk or a quota is full, or that a file may not grow any further. The first is its own
+#: word for a full disk, and what it says when a pack does not fit.
+_NO_ROOM = (
+    b"Out of diskspace",
+    *(os.strerror(number).encode() for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+)
 _GREP_LINE = re.compile(rb"^(?P<path>.*?)\0(?P<line>\d+)\0(?P<text>.*)$", re.DOTALL)
 
 
@@ -203,14 +214,26 @@ def _unpacked(git: Git, bases: tuple[str, str], suffix: str) -> tuple[tuple[str,
 
 
 def _pack_uncompressed(git: Git, folder: Path, blobs: Sequence[str]) -> None:
-    """Put copies of blobs into a pack. Where there is no room for that, searching only takes longer."""
+    """Put copies of blobs into a pack. Where there is no room for that, searching only takes longer.
+
+    GitError when git fails for another reason.
+    """
     # Copies of what is there anyway need not be safe on the disk.
     words = ("-c", "core.fsync=none", "pack-objects", "--quiet", "--window=0", "--no-reuse-object")
     wanted = "".join(f"{blob}\n" for blob in blobs).encode()
-    if git.run(*words, "--compression=0", folder / "pack", stdin=wanted, check=False).returncode:
-        # What git had written until then would keep the disk full; nothing else makes packs here.
-        for left in folder.glob("tmp_*"):
-            left.unlink(missing_ok=True)
+    done = git.run(*words, "--compression=0", folder / "pack", stdin=wanted, check=False)
+    if done.returncode == 0:
+        return
+    # What git had written until then would keep the disk full; nothing else makes packs here.
+    for left in folder.glob("tmp_*"):
+        left.unlink(missing_ok=True)
+    if not _had_no_room(done):
+        raise GitError(done)
+
+
+def _had_no_room(done: GitResult) -> bool:
+    """Say whether a git that failed could not write for want of room."""
+    return done.returncode == -signal.SIGXFSZ or any(reason in done.stderr for reason in _NO_ROOM)
 
 
 def _densest(path: str, hits: list[tuple[int, str]], telling: list[str]) -> Elsewhere | None:
