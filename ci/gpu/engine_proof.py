@@ -302,8 +302,13 @@ PROOFS: dict[str, Any] = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
+def choose(proof: Any, names: list[str] | None) -> list[Job]:
+    """Return those modes of a proof that are named; all of them where no names are given."""
+    return [mode for mode in proof.modes(proof.models) if mode.mode in (names or [mode.mode])]
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line. At least one of the modes must be this proof's; others are left to theirs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--proof", choices=PROOFS, default="attention", help="what is proven")
     parser.add_argument("--out", type=Path, required=True, help="report to write (JSON)")
@@ -314,7 +319,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--reuse", action="store_true", help="keep results that the work folder holds")
     known = {mode.mode for proof in PROOFS.values() for mode in proof.modes(proof.models)}
     parser.add_argument("--modes", nargs="+", choices=sorted(known), metavar="MODE")
-    return parser.parse_args()
+    arguments = parser.parse_args(words)
+    proof = PROOFS[arguments.proof]
+    if not choose(proof, arguments.modes):
+        names = " ".join(mode.mode for mode in choose(proof, None))
+        parser.error(f"--proof {arguments.proof} has none of these modes; it has {names}")
+    return arguments
 
 
 def main() -> int:
@@ -324,7 +334,7 @@ def main() -> int:
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     runner = Runner(work, time.monotonic() + arguments.seconds, reuse=arguments.reuse)
-    chosen = [m for m in proof.modes(proof.models) if m.mode in (arguments.modes or [m.mode])]
+    chosen = choose(proof, arguments.modes)
     runner.damages = proof.damages(chosen)
     for model in sorted({mode.model for mode in chosen}):
         runner.prepare(model, proof.texts)

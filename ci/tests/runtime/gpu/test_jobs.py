@@ -54,6 +54,21 @@ def test_modes_are_called_as_in_the_reports(proof: str, report: str) -> None:
     assert document["jobs"].keys() <= {job.name for job in all_jobs(proof)}
 
 
+@pytest.mark.parametrize("proof", PROOFS)
+def test_a_proof_runs_its_own_modes_and_refuses_to_run_none(
+    proof: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [mode.mode for mode in engine_proof.choose(PROOFS[proof], None)]
+    others = {mode.mode for other in PROOFS.values() for mode in engine_proof.choose(other, None)} - set(own)
+    words = ["--proof", proof, "--out", str(tmp_path / "out"), "--work", str(tmp_path), "--modes"]
+    both = engine_proof.parse_arguments([*words, *others, own[-1]])
+    assert [mode.mode for mode in engine_proof.choose(PROOFS[proof], both.modes)] == [own[-1]]
+    monkeypatch.setattr(sys, "argv", ["engine_proof.py", *words, *others])
+    with pytest.raises(SystemExit, match="2"):
+        engine_proof.main()
+    assert f"--proof {proof} has none of these modes; it has {own[0]} " in capsys.readouterr().err
+
+
 def test_every_text_fits_the_engines_that_read_it() -> None:
     needs = {"attention": "text", "drafts": "far_text", "wide": "wide_text", "long": "long_text"}
     for task, text in needs.items():
