@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,6 +139,17 @@ def test_how_to_install_it_is_said(patched: Project) -> None:
     assert f"uv pip install --torch-backend=auto '{wheel}'" in done.out
     assert f"demo=={done.report['wheels'][0]['version']}\n" in done.out
     assert done.report["install"]["constraints"] == [f"demo=={done.report['wheels'][0]['version']}"]
+
+
+def test_a_uv_project_anywhere_finds_the_wheel_by_what_is_said(
+    patched: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(patched.root)
+    done = patched.ok("build-wheel", "--offline", "--output", 'a "b"')
+    name = done.report["wheels"][0]["output"]["filename"]
+    sources = tomllib.loads("\n".join(done.report["install"]["uv_sources"]))["tool"]["uv"]["sources"]
+    assert Path(sources["demo"]["path"]) == patched.root / 'a "b"' / name
+    assert Path(sources["demo"]["path"]).is_file()
 
 
 @pytest.mark.parametrize("label", ["cpu", "myCPU.1", "a b", "scdcdcdcd"])

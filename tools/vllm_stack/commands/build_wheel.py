@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
 from dataclasses import dataclass
@@ -60,7 +61,11 @@ class InstallAdvice:
             constraints=tuple(f"{name}=={wheel.version}" for name, wheel in pairs),
             uv_sources=(
                 "[tool.uv.sources]",
-                *(f'{name} = {{ path = "{path}" }}' for name, path in zip(names, paths, strict=True)),
+                # uv looks for a relative path beside the project's own pyproject.toml.
+                *(
+                    f"{name} = {{ path = {json.dumps(str(Path(path).absolute()), ensure_ascii=False)} }}"
+                    for name, path in zip(names, paths, strict=True)
+                ),
             ),
         )
 
@@ -75,8 +80,10 @@ class InstallAdvice:
             *(f"  {line}" for line in self.constraints),
             "in the file that PIP_CONSTRAINT and UV_CONSTRAINT name; in a uv project also",
             *(f"  {line}" for line in self.uv_sources),
-            "pip takes torch from its index: add the CUDA build that you run (torch==...+cuNNN) to the",
-            "constraints, or it may come without CUDA. Check with: vllm-stack verify --installed",
+            "pip takes the build of torch that its index has; which CUDA that one is for, or None, says",
+            '  python -c "import torch; print(torch.version.cuda)"',
+            "Another one comes from PyTorch's index for that CUDA: name it with --extra-index-url.",
+            "Whether the patched wheels are there: tools/vllm-stack verify --installed",
         )
         for line in lines:
             console.print(line, markup=False)
