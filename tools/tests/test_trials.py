@@ -104,6 +104,13 @@ def test_a_test_that_fails_ends_the_command_with_its_own_code(stacked: Project) 
     assert "    | bad \\x1b[31mnews\n" in done.out
 
 
+def test_what_a_test_that_passes_says_last_is_shown(stacked: Project) -> None:
+    set_tests(stacked, "echo first; echo '1 skipped, 22 deselected'; echo", IMPORTS, "true")
+    done = run_tests(stacked)
+    assert done.code == 0
+    assert [line for line in done.out.splitlines() if "|" in line] == ["    | 1 skipped, 22 deselected"]
+
+
 def test_one_patch_by_its_number(stacked: Project) -> None:
     set_tests(stacked, "exit 1", IMPORTS, "exit 1")
     done = run_tests(stacked, "--patch", "0101")

@@ -79,7 +79,7 @@ class TrialReport(Report):
         return TrialError(said, details=[*failed, *broken], hint=hint)
 
     def render(self, console: Console) -> None:
-        """Print one line per test, and the end of what failed ones said."""
+        """Print one line per test, and the end of what it said: the last line of those that passed."""
         for target in self.targets:
             console.print(f"{target.target} {target.release}", style="bold", markup=False)
             for trial in target.trials:
@@ -97,8 +97,10 @@ def _render_trial(console: Console, trial: Trial, *, watched: bool) -> None:
     status = "" if trial.status in (0, None) else f" (exit status {trial.status})"
     text = f"  {trial.outcome} {trial.patch}{where}{status}, {trial.seconds:.1f} s: {trial.command}"
     console.print(text, style=_STYLES[trial.outcome], markup=False)
-    if not trial.passed and not watched:
-        for line in trial.output.splitlines()[-_SHOWN_LINES:]:
+    if not watched:
+        # The last line of one that passed says how many tests were skipped or left out, which is no failure.
+        count = 1 if trial.passed else _SHOWN_LINES
+        for line in trial.output.rstrip().splitlines()[-count:]:
             console.print(f"    | {printable(line)}", markup=False)
 
 
