@@ -37,6 +37,7 @@ RANK = 512
 BLOCK, BLOCK_STRIDE = 64, 96  # rows of a block and from block to block; NaN lies between
 FIRST_INT32_OVERFLOW = 3_728_271  # row times 576 passes 2**31
 CACHE_ROWS = 4_300_800  # row times 512 passes 2**31 as well
+DRAWN_ROWS = 1 << 17  # at once: drawing fp8 rows takes 16 KB a row for the moment
 GUARD = 4096
 MOST_GRAPH_TOKENS = 512
 POISON_BYTE = 0x7F  # a large number in float32, NaN-like in bfloat16 and float16
@@ -390,14 +391,20 @@ class Checker:
         return found
 
 
-def make_cache(dtype: torch.dtype, rope: int, seed: int) -> torch.Tensor:
-    """Return a cache of random values; block 0 and the rows between blocks are NaN."""
+def make_cache(dtype: torch.dtype, rope: int, seed: int, *, repeated: bool = False) -> torch.Tensor:
+    """Return a cache of random values; block 0 and the rows between blocks are NaN.
+
+    If `repeated`, only the first `DRAWN_ROWS` are drawn and the others repeat them.
+    """
     generator = torch.Generator(DEVICE).manual_seed(seed)
     is_fp8 = dtype == torch.uint8
     width = fp8_rows.ROW_BYTES if is_fp8 else RANK + rope
     cache = torch.empty(CACHE_ROWS, width, dtype=dtype, device=DEVICE)
-    for part in cache.split(1 << 17):  # drawing fp8 rows takes 16 KB a row for the moment
-        if is_fp8:
+    first, *others = cache.split(DRAWN_ROWS)
+    for part in (first, *others):
+        if repeated and part is not first:
+            part.copy_(first[: part.shape[0]])
+        elif is_fp8:
             fp8_rows.fill_random(part, rope, generator)
         else:
             part.copy_(torch.randn(part.shape, generator=generator, device=DEVICE))

@@ -64,6 +64,20 @@ def test_rows_hold_what_was_written(check: Any, width: int) -> None:
     assert torch.equal(read[512:], values[512:].double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8], ids=["bf16", "fp8"])
+def test_a_cache_of_repeated_rows_repeats_what_was_drawn(
+    check: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(check, "DRAWN_ROWS", 3 * check.BLOCK_STRIDE)
+    drawn, repeated = (check.make_cache(dtype, 64, 3, repeated=repeated) for repeated in (False, True))
+    blocks = torch.stack([drawn, repeated]).view(2, -1, check.BLOCK_STRIDE, drawn.shape[1])
+    drawn_blocks, repeated_blocks = (blocks[:, :, : check.BLOCK]).view(torch.uint8)
+    assert torch.equal(drawn_blocks[:3], repeated_blocks[:3])
+    assert torch.equal(repeated_blocks[4:6], repeated_blocks[1:3])
+    assert torch.equal(repeated_blocks[7], repeated_blocks[1])
+    assert not torch.equal(drawn_blocks[4:6], drawn_blocks[1:3])
+
+
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 @pytest.mark.parametrize("rope", [0, 64])
 def test_the_kernel_passes(check: Any, checker: Any, chip: int, rope: int) -> None:

@@ -66,6 +66,7 @@ def _results(sanitizer: Any, **changes: Any) -> dict[str, dict[str, Any]]:
         ({"memcheck": {"found": 1}}, "memcheck: 1 found"),
         ({"racecheck": {"found": None}}, "racecheck: no summary, exit status 0"),
         ({"racecheck": {"shapes": [{}]}}, "racecheck: 1 of 17 shapes in time"),
+        ({"memcheck": {"exit_status": 1}}, "memcheck: exit status 1, see memcheck.log"),
         ({"memcheck": {"problems": ["output is not finite"]}}, "memcheck: output is not finite"),
         ({"memcheck_planted": {"found": 0}}, "memcheck-planted: the planted fault was not found"),
     ],
