@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-INDEXER_REPORTS = ("indexer", "indexer-hidden")
+INDEXER_REPORT = "indexer"
 REPORTS = (
-    *("kernel-check", "sanitizer", "kernel-bench", "engine", "engine-short"),
-    *("logits-check", "logits-bench", *INDEXER_REPORTS),
+    *("kernel-check", "sanitizer", "kernel-bench", "engine"),
+    *("logits-check", "logits-bench", INDEXER_REPORT),
 )
 COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
@@ -119,7 +119,7 @@ def indexer() -> list[str]:
         "| decode: between the native ones | Triton's to DeepGEMM's | ratio |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in (mode for name in INDEXER_REPORTS for mode in report(name)["modes"]):
+    for row in report(INDEXER_REPORT)["modes"]:
         parts = [row["differences"][part] for part in ("prefill", "decode")]
         cells = [f"{p['native']:.2e} | {p['ours']:.2e} | {p['ours'] / p['native']:.2f}" for p in parts]
         lines.append(f"| {row['mode']} | {' | '.join(cells)} |")
@@ -238,7 +238,7 @@ def render() -> str:
         "# What a GPU host said",
         "",
         "Written by `ci/gpu/results_table.py` out of the reports beside it; `../README.md` says how they",
-        "came about (also why the stack id in engine.json is another: its wheel is named and hashed right).",
+        "came about.",
         "",
         *provenance(),
         "",

@@ -344,6 +344,7 @@ def main() -> None:
     results = sweep(kernels, usable, args.mode, started + args.budget_s, fp8=args.fp8)
     report = {
         **standalone.measured_on(),
+        "kernel_sha256": standalone.sha256_of(kernels),
         "mode": args.mode,
         "fp8": args.fp8,
         "compile_s": round(compile_s, 1),

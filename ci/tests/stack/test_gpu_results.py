@@ -45,6 +45,25 @@ def test_the_sanitizers_found_nothing_and_could_have() -> None:
     checks = report("sanitizer")["checks"]
     for tool in ("memcheck", "racecheck"):
         assert (checks[tool]["refused"], checks[tool]["found"]) == (False, 0)
+        assert sum(shape["fp8"] for shape in checks[tool]["shapes"]) > 0
+        assert not all(shape["fp8"] for shape in checks[tool]["shapes"])
+        assert checks[f"{tool}-planted"]["found"] > 0
+
+
+def test_the_soak_was_half_an_hour_without_a_finding() -> None:
+    document = report("soak")
+    assert document["seconds"] >= 1800
+    assert len(document["engines"]) == 4  # two models, two caches
+    assert document["replays"] > 0
+    assert [document[finding] for finding in ("not_finite", "differing", "hangs")] == [[], [], []]
+
+
+@pytest.mark.parametrize("name", ["fp8", "wide", "groups", "dcp", "pipeline"])
+def test_the_complete_backend_was_within_its_bounds(name: str) -> None:
+    for mode in report(name)["modes"]:
+        for part in mode["differences"].values():
+            assert part["bound"] > 0
+            assert max(part["ours"].values()) <= part["bound"], mode["mode"]
 
 
 def test_the_table_is_what_the_reports_give() -> None:
