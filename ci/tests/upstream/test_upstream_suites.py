@@ -73,7 +73,7 @@ SUITES: Final = [
         select=WITHOUT_FLASHINFER_OR_HUB,
     ),
     Suite("kernels/attention/test_triton_mqa_logits.py", before=0, ours=110, interpret=True),
-    Suite("kernels/attention/test_triton_mla_sparse.py", before=0, ours=361, interpret=True),
+    Suite("kernels/attention/test_triton_mla_sparse.py", before=0, ours=379, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=240, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_decode.py", before=0, ours=14, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_dcp.py", before=0, ours=2, interpret=True),
