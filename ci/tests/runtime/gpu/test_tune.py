@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import standalone
 import tune
 
 HERE = ((9, 0), 132, 227 << 10)
@@ -15,7 +16,7 @@ HERE = ((9, 0), 132, 227 << 10)
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The product's kernels, on an H200."""
-    found: Any = tune.standalone.load_kernel()
+    found: Any = standalone.load_kernel()
     monkeypatch.setattr(found, "get_device_info", lambda _: found.SparseMLADeviceInfo(*HERE))
     return found
 
