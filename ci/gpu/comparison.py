@@ -114,9 +114,13 @@ def compare(
 
 
 def native_difference(part: str, pairs: Iterable[Sequence[Run]]) -> float:
-    """Return the largest difference of native pairs in a part."""
+    """Return the largest difference of native pairs in a part.
+
+    A pair that chose other tokens from early on says nothing of it; the long prefill has a difference always.
+    """
     whole = [pair for pair in pairs if len(pair) == 2 and all(part in run.arrays for run in pair)]
-    return max(apart(part, *pair)[0] for pair in whole)
+    found = [apart(part, *pair) for pair in whole]
+    return max((value for value, share in found if share >= REQUIRED_SHARE), default=0.0)
 
 
 def difference_problems(differences: Mapping[str, Any]) -> Iterator[str]:
@@ -166,6 +170,11 @@ def accepted_share(run: Run) -> float:
     return float(accepted / drafted) if drafted else 0.0
 
 
+def drafts_of(runs: Iterable[Run]) -> dict[str, Any]:
+    """Return how many tokens engines drafted and accepted, by the name of their job."""
+    return {run.job.name: run.figures["drafts"] for run in runs}
+
+
 def draft_problems(run: Run, references: Iterable[Run]) -> Iterator[str]:
     """Yield that drafts were not accepted, or clearly fewer than in an engine with as many."""
     if not run.job.draft:
@@ -196,10 +205,12 @@ def assess(
         if job.backend != OURS and runs[job].figures["variants"]:
             problems.append(f"{job.name} launched our kernels")
     kept = ("launches", "variants", "cache", "batches", "steps", "drafts")
+    references = [runs[job] for job in comparison.references] if comparison.ours.draft else []
     return {
         "mode": mode,
         "differences": differences,
         **{name: ours.figures[name] for name in kept if name in ours.figures},
+        **({"reference_drafts": drafts_of(references)} if references else {}),
         "problems": problems,
         "passed": not problems,
     }

@@ -1,12 +1,15 @@
 """The proofs that compare TRITON_MLA_SPARSE with native engines where `engine_proof` does not look.
 
-`fp8`: the fp8_ds_mla cache, by both of its names, with 0 to 5 draft tokens. FLASHMLA_SPARSE has two ways to
+`fp8`: the fp8_ds_mla cache, by all of its names, with 0 to 5 draft tokens. FLASHMLA_SPARSE has two ways to
 prefill from such a cache, and takes one by the number of heads: its fp8 kernel, or a copy in bf16 and its
 bf16 kernel. Both are run, and are the native pair. The bf16 backends' difference would be too tight a bound:
 where rounding differs, the next layer's values fall into other bins of e4m3 now and then, and such a step is
 wider than the rounding that caused it. (A simulation of these weights in float32 gave 0.57e-3 between two
 roundings with a bf16 cache, 0.89e-3 with fp8, and 6.6e-3 between both caches.) Damaged are also the scale of
 the first 128 values of every row, and the RoPE values.
+
+`drafts`: 1, 3 and 5 draft tokens with a bf16 cache. Both native backends draft as many and are the native
+pair; engines are compared up to the first token that they chose differently.
 
 `wide`: 96 requests decode at once, with both caches.
 
@@ -15,7 +18,8 @@ The last rank's output is zeroed, and the LSE is returned in base 2, as damage.
 
 `pipeline`: two stages, with the prefills of several long prompts on their way at once, against one GPU.
 
-`groups`: a model whose layers share the top-k of an earlier one, as in GLM-5.2.
+`groups`: a model whose layers share the top-k of an earlier one, as in GLM-5.2. While it decodes, a top-k
+must be selected, and converted to rows of the cache, once for all layers that share it.
 """
 
 from __future__ import annotations
@@ -24,28 +28,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import comparison
-from comparison import OURS, Comparison
+from comparison import OURS, Comparison, launched
 from engine_jobs import ATTENTION, DRAFTS, LONG, TEXTS, WIDE, Job, first_of_each_kind
 from engine_runner import Run
 from rank_observer import LAST_RANK
+from small_models import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 FLASHMLA, FLASH_ATTN = "FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE"
-FP8, ALIAS = "fp8_ds_mla", "fp8"
+FP8, ALIASES = "fp8_ds_mla", ("fp8", "fp8_e4m3")
 MIXED, SEPARATE = "mixed", "separate"
 DAMAGE_RATIO = 10.0
 PATHS = {"glm5": SEPARATE, "glm53flash": MIXED, "glm52": SEPARATE}  # what FLASHMLA_SPARSE takes itself
 # The first runner wants a draft's layers in one group of the KV cache; those of GLM-5.3-Flash are in two.
 ONE_GROUP = "glm5"
 ENOUGH_REQUESTS = 64
+# Of what layers that share a top-k can save; the first step of a batch may have too many rows to share one.
+SAVED_SHARE = 0.9
 USUAL = ((2, True, "auto"), (2, False, "auto"), (2, True, FP8), (1, True, "auto"))
 """Runner, whether there are graphs, and cache, of proofs that need not try everything."""
 
 
 def native_pair(ours: Job) -> tuple[Job, Job]:
-    """Return the native engines of a mode, without drafts or context parallelism."""
+    """Return the two native engines that do what the mode does."""
     if ours.cache == "auto":
         return replace(ours, backend=FLASHMLA), replace(ours, backend=FLASH_ATTN)
     plain = replace(ours, backend=FLASHMLA, cache=FP8)
@@ -140,7 +147,7 @@ class Fp8Proof(Compared):
 
     @staticmethod
     def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
-        """Yield all modes: each runner, with and without graphs; the other name; drafts."""
+        """Yield all modes: each runner, with and without graphs; the other names; drafts."""
         for model in models:
             for runner, graphs, force in (
                 (2, True, False),
@@ -149,7 +156,8 @@ class Fp8Proof(Compared):
                 (1, False, True),
             ):
                 yield against_natives(Job(model, OURS, runner, graphs, force, cache=FP8))
-            yield against_natives(Job(model, OURS, 2, graphs=True, cache=ALIAS))
+            for alias in ALIASES:
+                yield against_natives(Job(model, OURS, 2, graphs=True, cache=alias))
             for runner, graphs, draft in Fp8Proof.drafts:
                 if runner == 1 and model != ONE_GROUP:
                     continue
@@ -181,6 +189,22 @@ class Fp8Proof(Compared):
         wanted = run.job.model != "glm53flash" and not run.job.force_mqa
         if (rows > 0) != wanted:
             yield f"{rows} rows of short prompts in dense attention"
+
+
+class DraftsProof(Compared):
+    """Drafts with a bf16 cache."""
+
+    texts: ClassVar = {"far_text": TEXTS["far_text"]}
+    drafts: ClassVar = ((2, 1), (2, 3), (2, 5), (1, 3))
+    """Runner and draft tokens."""
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for runner, draft in DraftsProof.drafts:
+                if runner == 2 or model == ONE_GROUP:
+                    yield against_natives(Job(model, OURS, runner, graphs=True, draft=draft, task=DRAFTS))
 
 
 class WideProof(Compared):
@@ -219,6 +243,18 @@ class GroupsProof(Compared):
     def damage_of(cls, mode: Job) -> tuple[str, ...]:
         """Damage where everything goes through the kernel, outside graphs."""
         return ("zero", "shift") if mode.force_mqa else ()
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that layers decoded without the top-k that others had selected and converted for them."""
+        layers = MODELS[run.job.model].layers
+        shared = layers.count("shared") / MODELS[run.job.model].mla_layers
+        counts = run.figures["launches"]["decode_batch"]
+        calls = launched(counts["calls"], "decode")
+        for kind, what in (("conversions", "conversions of a top-k"), ("logits", "logits of an indexer")):
+            found = launched(counts[kind], "decode")
+            if not 0 < found <= calls * (1 - SAVED_SHARE * shared):
+                yield f"{found} {what} for {calls} calls of attention, of which {shared:.0%} share one"
 
 
 class TwoRanks(Compared):

@@ -29,7 +29,7 @@ WIDE_DECODE_TOKENS = 48
 LONG_LENGTHS = (12000, 14000, 16000, 18000, 24000, 30000)
 LONG_DECODE_TOKENS = 128  # with 32, one to four of a hundred right engines would be too far apart
 SECOND_RUNNER = 2
-FP8_CACHES = ("fp8_ds_mla", "fp8")
+FP8_CACHES = ("fp8_ds_mla", "fp8", "fp8_e4m3")
 
 TEXTS: Final = {
     "text": (PROMPT_LENGTHS, DECODE_TOKENS, 11),

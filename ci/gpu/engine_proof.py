@@ -33,7 +33,7 @@ import indexer_proof
 import numpy as np
 import small_models
 from comparison import launched
-from complete_proofs import ContextProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
+from complete_proofs import ContextProof, DraftsProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
 from engine_jobs import DECODE_TOKENS, PROMPT_LENGTHS, SHORT_LENGTHS, TEXTS, Job
 from engine_runner import Run, Runner, host
 from health_proofs import AllocationProof, SyncProof
@@ -293,6 +293,7 @@ PROOFS: dict[str, Any] = {
     "attention": AttentionProof,
     "indexer": indexer_proof.IndexerProof,
     "fp8": Fp8Proof,
+    "drafts": DraftsProof,
     "wide": WideProof,
     "groups": GroupsProof,
     "sync": SyncProof,

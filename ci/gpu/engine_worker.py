@@ -126,12 +126,16 @@ def observe(job: Job) -> Any:
 
 def observe_backend(job: Job) -> Any:
     """Install what observes the backend's class in this process."""
+    from comparison import OURS
     from launches import Observer
+    from small_models import MODELS
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     choose_path(job)
     observer = Observer()
     observer.install(AttentionBackendEnum[job.backend].get_class().get_impl_cls())
+    if job.backend == OURS and "shared" in MODELS[job.model].layers:
+        observer.watch_topk()
     return observer
 
 

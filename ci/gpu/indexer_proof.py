@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import small_models
-from comparison import draft_problems, launched
+from comparison import draft_problems, drafts_of, launched
 from engine_jobs import FAR_DECODE_TOKENS, FAR_LENGTHS, INDEXER, TEXTS, Job
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def assess_mode(mode: Job, runs: Mapping[Job, Run]) -> dict[str, Any]:
         "launches": {run.job.name: run.figures["launches"] for run in (ours, native)},
         "steps": ours.figures["steps"],
         "drafts": ours.figures.get("drafts"),
+        "reference_drafts": drafts_of([native]) if mode.draft else None,
         "toolkit": ours.figures["toolkit"],
         "variants": ours.figures["variants"],
         "problems": problems,

@@ -9,6 +9,9 @@
 * capture and replay of CUDA graphs, so that a launch inside a graph is counted once for every
   replay of that graph.
 
+`Observer.watch_topk` also counts what layers that share a top-k need only once: its conversion to rows of the
+cache, and the indexer's logits.
+
 `IndexerObserver.install_indexer` wraps what computes the indexer's logits instead: DeepGEMM's two
 functions and Triton's two kernels.
 
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 KERNELS = "vllm.v1.attention.ops.triton_mla_sparse"
 MQA_LOGITS = "vllm.v1.attention.ops.triton_mqa_logits"
 DEEP_GEMM = "vllm.utils.deep_gemm"
+CONVERT = "triton_convert_req_index_to_global_index"
+CONVERTING = (  # modules that call it by this name: for a group of layers, and for a single one
+    "vllm.v1.attention.backends.mla.index_group",
+    "vllm.model_executor.layers.attention.sparse_mla_attention",
+)
 Damage = Literal["none", "zero", "shift", "shift_pool", "scale", "tail", "lse", "sync"]
 """What is done to each call: the output zeroed; every row moved by one, or by a pool; in an fp8 cache the
 first scale of each row doubled, or the RoPE values zeroed; the LSE returned in base 2; a host read."""
@@ -121,13 +129,17 @@ class Observer:
         self.calls = Launches()  # of `_forward_mqa_kernel`, any backend that has it
         self.dense = Launches()  # of `forward_mha`, any backend
         self.kernels = Launches()  # of our kernels
+        self.conversions = Launches()  # of a top-k, by the phase of the call of attention that follows
+        self.logits = Launches()  # of indexers
+        self.watches_topk = False
         self.variants: set[Any] = set()
         self.announced: set[Any] = set()  # variants that the warm-up compiles; none without graphs
         self.cache: dict[str, Any] = {}  # the backend's name of the cache's type, and bytes of a row
         self.graph_replays = 0  # of any graph, whatever it holds
         self.phase: Phase = "prefill"
         self._graph: int | None = None
-        self._held: dict[int, tuple[Counter[str], Counter[str]]] = {}
+        self._held: dict[int, tuple[Counter[str], ...]] = {}
+        self._converted = 0  # since the last call of `_forward_mqa_kernel`
 
     def install(self, impl_class: Any) -> None:
         """Wrap the backend's class, our kernels if this vLLM has them, and CUDA graphs."""
@@ -147,7 +159,12 @@ class Observer:
             "kernels": self.kernels.as_json(),
             "dense": self.dense.as_json(),
             "graph_replays": self.graph_replays,
-        }
+        } | self._topk_counts()
+
+    def _topk_counts(self) -> dict[str, Any]:
+        if not self.watches_topk:
+            return {}
+        return {"conversions": self.conversions.as_json(), "logits": self.logits.as_json()}
 
     def variant_names(self) -> tuple[list[str], list[str]]:
         """Return the variants that were launched, and those of them that nothing announced."""
@@ -155,9 +172,13 @@ class Observer:
 
     def start(self) -> None:
         """Forget what ran so far, but not what graphs hold."""
-        for counts in (self.calls, self.dense, self.kernels):
+        for counts in (*self._counted(), self.dense):
             counts.clear()
         self.graph_replays = 0
+
+    def _counted(self) -> tuple[Launches, ...]:
+        """Return what graphs hold; the `kind` of a count is its place here."""
+        return self.calls, self.kernels, self.conversions, self.logits
 
     def _count(self, counts: Launches, kind: int) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -174,14 +195,13 @@ class Observer:
 
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
             observer._graph = id(graph)
-            observer._held[id(graph)] = (Counter(), Counter())
+            observer._held[id(graph)] = tuple(Counter() for _ in observer._counted())
             begin(graph, *args, **kwargs)
 
         def counted_replay(graph: Any) -> None:
             replay(graph)
             observer.graph_replays += 1
-            held = observer._held.get(id(graph), (Counter(), Counter()))
-            for counts, launches in zip((observer.calls, observer.kernels), held, strict=True):
+            for counts, launches in zip(observer._counted(), observer._held.get(id(graph), ()), strict=False):
                 counts.replayed.update(launches)
                 counts.replays += bool(launches)
 
@@ -220,6 +240,7 @@ class Observer:
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             observer.phase = "decode" if how["is_decode"] else "prefill"
             observer._count(observer.calls, 0)
+            observer._count_conversions()
             if not torch.cuda.is_current_stream_capturing():
                 observer.calls.rows[observer.phase] += len(topk_indices)
             row = kv_cache.shape[-1] * kv_cache.element_size()
@@ -232,6 +253,45 @@ class Observer:
             return observer._damaged(out, lse)
 
         impl_class._forward_mqa_kernel = observed
+
+    def watch_topk(self) -> None:
+        """Count the conversions of a top-k, and the indexer's logits."""
+        self.watches_topk = True
+        for name in CONVERTING:
+            self._watch_conversion(import_module(name))
+        deep_gemm, triton_ops = import_module(DEEP_GEMM), import_module(MQA_LOGITS)
+        self._watch_function(deep_gemm, "_deep_gemm_mqa_logits", "prefill", self.logits, 3)
+        self._watch_function(deep_gemm, "_deep_gemm_paged_mqa_logits", "decode", self.logits, 3)
+        self._watch_function(triton_ops, "triton_mqa_logits", "prefill", self.logits, 3)
+        self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", self.logits, 3)
+
+    def _watch_conversion(self, module: Any) -> None:
+        observer, original = self, getattr(module, CONVERT)
+
+        def observed(*arguments: Any, **options: Any) -> Any:
+            observer._converted += 1
+            return original(*arguments, **options)
+
+        setattr(module, CONVERT, wrapped(original, observed))
+
+    def _count_conversions(self) -> None:
+        """Count what was converted since the last call of attention; only this call knows the phase."""
+        for _ in range(self._converted):
+            self._count(self.conversions, 2)
+        self._converted = 0
+
+    def _watch_function(
+        self, module: Any, name: str, phase: Phase, counts: Launches | None, kind: int = 0
+    ) -> None:
+        observer, original = self, getattr(module, name)
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            observer.phase = phase
+            if counts is not None:
+                observer._count(counts, kind)
+            return original(*args, **kwargs)
+
+        setattr(module, name, observed)
 
     def _damaged(
         self, out: torch.Tensor, lse: torch.Tensor | None
@@ -283,14 +343,3 @@ class IndexerObserver(Observer):
         self._watch_function(triton_ops, "triton_mqa_logits", "prefill", None)
         self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", None)
         self._watch_kernels(triton_ops)
-
-    def _watch_function(self, module: Any, name: str, phase: Phase, counts: Launches | None) -> None:
-        observer, original = self, getattr(module, name)
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            observer.phase = phase
-            if counts is not None:
-                observer._count(counts, 0)
-            return original(*args, **kwargs)
-
-        setattr(module, name, observed)

@@ -16,7 +16,7 @@ REPORTS = (
     *("kernel-check", "sanitizer", "kernel-bench", "engine"),
     *("logits-check", "logits-bench", INDEXER_REPORT),
 )
-COMPARED = ("fp8", "wide", "groups", "dcp", "pipeline")
+COMPARED = ("fp8", "fp8-e4m3", "drafts", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
 SOAK = "soak"
 GGUF = ("gguf-two-gpus", "gguf-two-gpus-language", "gguf-wide-text", "gguf-wide")
@@ -91,6 +91,29 @@ def fp8_speeds() -> list[str]:
     return lines
 
 
+def tiles() -> list[str]:
+    """Return the tables of the chosen configurations' times, of the sweeps that tell them."""
+    lines: list[str] = []
+    for path in sorted((RESULTS / "tune").glob("*.json")):
+        document = json.loads(path.read_text())
+        chosen = {(one["heads"], one["tokens"]): one["ratio"] for one in document.get("chosen", [])}
+        if not chosen:
+            continue
+        heads, tokens = (sorted({point[axis] for point in chosen}) for axis in (0, 1))
+        lines += [
+            "",
+            f"Tiles, {path.stem}: the chosen configuration's time over the best one's, by heads and rows.",
+            "",
+            f"| heads | {' | '.join(map(str, tokens))} |",
+            f"|--:|{'--:|' * len(tokens)}",
+        ]
+        for count in heads:
+            ratios = (chosen.get((count, rows)) for rows in tokens)
+            cells = ("not timed" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            lines.append(f"| {count} | {' | '.join(cells)} |")
+    return lines
+
+
 def logits() -> list[str]:
     """Return what the checks of the indexer's logits gave, and the table of times."""
     check, bench = report("logits-check"), report("logits-bench")
@@ -138,8 +161,10 @@ def compared() -> list[str]:
     if there(COMPARED):
         lines += [
             "",
-            "Mean absolute differences of log-probabilities between two native engines, and our largest",
-            "ratio to them; the bound is 1.5.",
+            "Mean absolute differences of log-probabilities between two native engines, and the largest of",
+            "ours in units of them; the bound is 1.5. Ours are differences from native engines, with as many",
+            "drafts. Of dcp and pipeline they are differences from our own engine without context",
+            "parallelism and stages: there the native engines give the bound alone.",
             "",
             "| proof | mode | prefill: natives | ratio | decode: natives | ratio |",
             "|---|---|--:|--:|--:|--:|",
@@ -247,6 +272,7 @@ def render() -> str:
         "",
         *speeds(),
         *fp8_speeds(),
+        *tiles(),
         "",
         *logits(),
         "",

@@ -2,9 +2,10 @@
 
     python sanitizer.py run --out results/sanitizer.json --work DIR --root SITE [--seconds 60]
 
-`run` starts four processes of `work` under compute-sanitizer, side by side: both tools on the shapes
-below, and each tool on one planted fault (a row far behind the cache, read by our kernel; an unguarded
-exchange through shared memory), which it must find. Only kernels of our kernels' name are
+`run` starts five processes of `work` under compute-sanitizer, side by side: both tools on the shapes
+below, and on planted faults, which they must find, each in a process of its own, since nothing runs on after
+one: a row far behind the cache, read by our kernel for a bf16 cache and by that for fp8_ds_mla; an unguarded
+exchange through shared memory. Only kernels of our kernels' name are
 instrumented. PyTorch's caching allocator is off and no buffer has guard bytes, so that memcheck knows
 where each tensor ends. `work` stops between two shapes when its time is up; the report says which ones
 ran. Exits 1 if a tool found something, missed the planted fault or did not finish. A host that refuses
@@ -80,7 +81,12 @@ SHAPES = (
     replace(_PLAIN, tokens=133, heads=16, rope=0, with_lse=False, fp8=True, seed=15),
     replace(_PLAIN, tokens=20, heads=32, width=512, counts="zero-heavy", fp8=True, seed=16),
     replace(_PLAIN, tokens=133, heads=24, rope=0, counts="short", fp8=True, seed=17),
+    replace(_PLAIN, tokens=133, heads=16, fp8=True, seed=18),
+    replace(_PLAIN, tokens=133, heads=24, counts="short", fp8=True, seed=19),
+    replace(_PLAIN, tokens=20, heads=16, width=512, fp8=True, seed=20),
 )
+FAULTY = {False: SHAPES[0], True: replace(SHAPES[0], fp8=True)}
+"""By whether the cache is fp8_ds_mla: the shape in which a far row is read, whose rows count all entries."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +95,18 @@ class Check:
 
     tool: str
     planted: bool
+    fp8: bool = False  # of the planted far row
 
     @property
     def name(self) -> str:
         """Name in the report and of files."""
-        return f"{self.tool}-planted" if self.planted else self.tool
+        return self.tool + "-planted" * self.planted + "-fp8" * self.fp8
 
 
-CHECKS = tuple(Check(tool, planted) for tool in (MEMCHECK, RACECHECK) for planted in (False, True))
+CHECKS = (
+    *(Check(tool, planted) for tool in (MEMCHECK, RACECHECK) for planted in (False, True)),
+    Check(MEMCHECK, planted=True, fp8=True),
+)
 
 
 def find_tool() -> str | None:
@@ -129,7 +139,7 @@ class Process:
             "--kernel-name", f"kernel_name={KERNEL_NAME}", *TOOL_OPTIONS[check.tool],
             sys.executable, str(Path(__file__).resolve()), "work", "--out", str(self.done),
             "--root", str(arguments.root), "--seconds", str(arguments.seconds),
-            *(["--planted", check.tool] if check.planted else []),
+            *(["--planted", check.tool] if check.planted else []), *(["--fp8"] if check.fp8 else []),
         ]  # fmt: skip
         environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
         with self.log.open("wb") as log:
@@ -226,7 +236,7 @@ def table(report: dict[str, Any]) -> list[str]:
         lines.append(f"refused: {report['refused']}")
     for name, result in report.get("checks", {}).items():
         lines.append(
-            f"{name:18} found {result['found']!s:>5}   shapes {len(result['shapes']):2}"
+            f"{name:20} found {result['found']!s:>5}   shapes {len(result['shapes']):2}"
             f"   variants {len(result['launched']):2}   {result['seconds']:5.1f} s"
         )
     return [*lines, f"{len(report['problems'])} problems", *report["problems"]]
@@ -263,7 +273,7 @@ def work(arguments: argparse.Namespace) -> int:
         plant_race()
         return 0
     Guarded.exact = True
-    shapes = SHAPES[:1] if arguments.planted else SHAPES
+    shapes = (FAULTY[arguments.fp8],) if arguments.planted else SHAPES
     pairs = {shape.cache for shape in shapes}
     # Without PyTorch's caching allocator memcheck ran out of an H200's memory while all rows were drawn.
     caches = {pair: make_cache(*pair, seed=5, repeated=True) for pair in pairs}
@@ -280,7 +290,7 @@ def work(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -291,7 +301,8 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=60.0, help="time for each process")
     running.add_argument("--work", type=Path, required=True, help="folder for logs")
     working.add_argument("--planted", choices=(MEMCHECK, RACECHECK))
-    return parser.parse_args()
+    working.add_argument("--fp8", action="store_true", help="plant the far row in an fp8_ds_mla cache")
+    return parser.parse_args(words)
 
 
 def main() -> int:

@@ -15,6 +15,9 @@ With `--fp8` the cache has the fp8_ds_mla layout. `sm80` then decodes e4m3 in so
 All variants are compiled first, in parallel processes. What spills registers or exceeds the shared
 memory is recorded and not timed. A timing is the median of CUDA graph replays; each graph runs over
 enough different sets of rows that the cache is read from memory, not from L2.
+
+`chosen` in the report is what `select_config` takes at each point, for the chip of the mode with the
+multiprocessors of the GPU at hand, and its time over that of the fastest configuration.
 """
 
 from __future__ import annotations
@@ -49,13 +52,21 @@ MAX_SETS, COLD_BYTES = 24, 160 << 20
 
 
 class Chip(NamedTuple):
-    """Shared memory of an emulated chip: bytes a block may use and bytes a multiprocessor has."""
+    """An emulated chip.
+
+    Attributes:
+        block_smem: Bytes of shared memory that a block may use.
+        sm_smem: Bytes that a multiprocessor has.
+        capability: Compute capability, (major, minor).
+
+    """
 
     block_smem: int
     sm_smem: int
+    capability: tuple[int, int]
 
 
-CHIPS = {"sm120": Chip(99 << 10, 100 << 10), "sm80": Chip(163 << 10, 164 << 10)}
+CHIPS = {"sm120": Chip(99 << 10, 100 << 10, (12, 0)), "sm80": Chip(163 << 10, 164 << 10, (8, 0))}
 NATIVE_SMEM = 227 << 10
 
 
@@ -268,40 +279,75 @@ def split_candidates(num_tokens: int, num_heads: int, tile: Tile, sms: int) -> l
     return fitting or [counts[-1] if programs * counts[-1] < sms else 1]
 
 
-def sweep(kernels: Any, usable: set[Tile], mode: str, deadline: float, *, fp8: bool) -> list[dict[str, Any]]:
-    """Time every usable tile at every point until the deadline."""
+def device_info_of(kernels: Any, mode: str) -> Any:
+    """Return what a configuration is chosen by: the mode's chip, with as many multiprocessors as here."""
+    here = kernels.get_device_info(0)
+    if mode == "native":
+        return here
+    return here._replace(capability=CHIPS[mode].capability, max_shared_mem=CHIPS[mode].block_smem)
+
+
+def select(kernels: Any, num_heads: int, num_tokens: int, device_info: Any, *, fp8: bool) -> Any:
+    """Return the configuration that the product takes at a point."""
+    import torch
+
+    cache = torch.uint8 if fp8 else torch.bfloat16
+    return kernels.select_config(num_tokens, num_heads, TOPK, RANK, ROPE, torch.bfloat16, device_info, cache)
+
+
+def choice(config: Any, num_heads: int, num_tokens: int, timings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a configuration at a point with its time there over the best one; None where it has no time."""
+    point = {"heads": num_heads, "tokens": num_tokens}
+    here = [t for t in timings if point.items() <= t.items()]
+    us = next((t["us"] for t in here if config._asdict().items() <= t.items()), None)
+    ratio = None if us is None else round(us / min(t["us"] for t in here), 3)
+    return point | config._asdict() | {"us": us, "ratio": ratio}
+
+
+def sweep(
+    kernels: Any, usable: set[Tile], mode: str, deadline: float, *, fp8: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Time every usable tile at every point until the deadline; also return what is chosen at each point."""
     import torch
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     kv = make_cache(torch.uint8 if fp8 else torch.bfloat16)
-    device_info = kernels.get_device_info(0)
-    if mode == "sm80":
-        device_info = device_info._replace(capability=(8, 0))  # decides how e4m3 is read
+    device_info = device_info_of(kernels, mode)  # also decides how e4m3 is read
     results: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     points = sorted(itertools.product(TOKENS, HEADS), key=lambda p: p[0] * p[1])
     for num_tokens, num_heads in points:
         problem = Problem(num_heads, num_tokens, kv, seed=num_tokens * 1000 + num_heads)
         rows = 16 * sms * 64 + num_tokens * num_heads
         scratch = (torch.empty(rows, RANK, device=DEVICE), torch.empty(rows, device=DEVICE))
         best = float("inf")
-        for tile in tiles_of(num_heads, mode, fp8=fp8):
-            if tile not in usable:
+        selected = select(kernels, num_heads, num_tokens, device_info, fp8=fp8)
+        for config in configs_of(kernels, usable, (num_heads, num_tokens), selected, mode, fp8=fp8):
+            if time.time() > deadline or num_tokens * config.num_splits * num_heads > rows:
                 continue
-            for splits in split_candidates(num_tokens, num_heads, tile, sms):
-                if time.time() > deadline or num_tokens * splits * num_heads > rows:
-                    continue
-                config = kernels.SparseMLAConfig(
-                    tile.block_h, tile.block_n, splits, tile.num_warps, tile.num_stages
-                )
-
-                run = partial(problem.run, kernels, config, scratch, device_info=device_info)
-                us = time_graph(run, problem.num_sets, best)
-                best = min(best, us)
-                results.append(
-                    {"heads": num_heads, "tokens": num_tokens, "us": round(us, 2)} | config._asdict()
-                )
+            run = partial(problem.run, kernels, config, scratch, device_info=device_info)
+            us = time_graph(run, problem.num_sets, best)
+            best = min(best, us)
+            results.append({"heads": num_heads, "tokens": num_tokens, "us": round(us, 2)} | config._asdict())
         report_best(results, num_heads, num_tokens)
-    return results
+        chosen.append(choice(selected, num_heads, num_tokens, results))
+    return results, chosen
+
+
+def configs_of(
+    kernels: Any, usable: set[Tile], point: tuple[int, int], selected: Any, mode: str, *, fp8: bool
+) -> list[Any]:
+    """Return what to time at a point, (heads, tokens): usable tiles with splits, the selected one last."""
+    num_heads, num_tokens = point
+    sms = kernels.get_device_info(0).sm_count
+    found = [
+        kernels.SparseMLAConfig(tile.block_h, tile.block_n, splits, tile.num_warps, tile.num_stages)
+        for tile in tiles_of(num_heads, mode, fp8=fp8)
+        if tile in usable
+        for splits in split_candidates(num_tokens, num_heads, tile, sms)
+    ]
+    tile = Tile(selected.block_h, selected.block_n, selected.num_warps, selected.num_stages)
+    return [config for config in found if config != selected] + [selected] * (tile in usable)
 
 
 def report_best(results: list[dict[str, Any]], num_heads: int, num_tokens: int) -> None:
@@ -341,7 +387,7 @@ def main() -> None:
     bad = {c["tile"] for c in compiled if "error" in c or c["spills"] or c["smem"] > limit}
     usable = set(tiles) - bad
     print(f"{len(jobs)} variants compiled in {compile_s:.0f} s, {len(usable)}/{len(tiles)} usable")
-    results = sweep(kernels, usable, args.mode, started + args.budget_s, fp8=args.fp8)
+    results, chosen = sweep(kernels, usable, args.mode, started + args.budget_s, fp8=args.fp8)
     report = {
         **standalone.measured_on(),
         "kernel_sha256": standalone.sha256_of(kernels),
@@ -351,6 +397,7 @@ def main() -> None:
         "total_s": round(time.time() - started, 1),
         "compiled": [c | {"tile": c["tile"]._asdict()} for c in compiled],
         "timings": results,
+        "chosen": chosen,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report))

@@ -7,19 +7,26 @@ from typing import Any
 import comparison
 import numpy as np
 import pytest
-from complete_proofs import ContextProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
-from engine_jobs import FAR_DECODE_TOKENS, Job
+from complete_proofs import ContextProof, DraftsProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
+from engine_jobs import FAR_DECODE_TOKENS, FP8_CACHES, Job
 from engine_runner import Run
 from health_proofs import AllocationProof, SyncProof
 
 POSITIONS = 4000
 NOISE = 1e-3
-ROWS = {"auto": ("auto", 1152), "fp8_ds_mla": ("fp8_ds_mla", 656), "fp8": ("fp8_ds_mla", 656)}
+ROWS = {"auto": ("auto", 1152)} | dict.fromkeys(FP8_CACHES, ("fp8_ds_mla", 656))
+
+
+def decodes(count: int) -> dict[str, Any]:
+    """Return launches of five layers, of which three have an indexer, in 256 steps; the first is too wide."""
+    return {"eager": {"decode": 5}, "replayed": {"decode": count - 5}}
 
 
 def counts(job: Job) -> dict[str, Any]:
     ran = {"eager": {"prefill": 9, "decode": 9}, "replayed": {}}
     one: dict[str, Any] = {"kernels": ran, "graph_replays": 5 if job.graphs else 0}
+    if job.model == "glm52":
+        one |= {"calls": decodes(1280), "conversions": decodes(5 + 765), "logits": decodes(765)}
     return one | ({"other_ranks": [dict(one)]} if job.ranks > 1 else {})
 
 
@@ -58,7 +65,7 @@ def runs_of(found: comparison.Comparison) -> dict[Job, Run]:
     return {job: run_of(job, seed) for seed, job in enumerate(found.jobs)}
 
 
-PROOFS = (Fp8Proof, WideProof, GroupsProof, ContextProof, PipelineProof)
+PROOFS = (Fp8Proof, DraftsProof, WideProof, GroupsProof, ContextProof, PipelineProof)
 EVERY = [(proof, found) for proof in PROOFS for found in proof.comparisons(proof.models)]
 
 
@@ -280,10 +287,69 @@ def test_the_proofs_cover_what_they_name() -> None:
         (1, True),
         (1, False),
     }
-    assert {mode.cache for mode in found} == {"fp8", "fp8_ds_mla"}
+    assert {mode.cache for mode in found} == {"fp8", "fp8_e4m3", "fp8_ds_mla"}
     every = list(Fp8Proof.modes(Fp8Proof.models))
     assert set(Fp8Proof.damages(every)) == {mode for mode in every if Fp8Proof.damage_of(mode)}
     assert {mode.model for mode in Fp8Proof.damages(every)} == {"glm5", "glm53flash"}
+
+
+def test_drafts_with_a_bf16_cache_are_compared_with_both_native_backends() -> None:
+    found = list(DraftsProof.comparisons(DraftsProof.models))
+    modes = {(one.ours.model, one.ours.runner, one.ours.draft) for one in found}
+    assert modes == {
+        *(("glm5", runner, draft) for runner, draft in ((2, 1), (2, 3), (2, 5), (1, 3))),
+        *(("glm53flash", 2, draft) for draft in (1, 3, 5)),
+    }
+    for one in found:
+        assert (one.ours.cache, one.ours.graphs) == ("auto", True)
+        assert one.references == one.pair
+        assert {job.backend for job in one.pair} == {"FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE"}
+        assert {(job.draft, job.cache, job.runner) for job in one.pair} == {
+            (one.ours.draft, "auto", one.ours.runner)
+        }
+
+
+def test_natives_that_chose_other_tokens_give_no_bound() -> None:
+    found = next(iter(DraftsProof.comparisons(["glm5"])))
+    runs = runs_of(found)
+    bound = comparison.compare(found, runs)["decode"]["bound"]
+    one, other = (runs[job] for job in found.pair)
+    wide = run_of(found.pair[0], 77, 50 * NOISE).arrays["decode"]
+    one.arrays["decode"] = wide
+    assert comparison.compare(found, runs)["decode"]["bound"] > 20 * bound
+    other.arrays["tokens"] = np.full_like(other.arrays["tokens"], -1.0)
+    differences = comparison.compare(found, runs)
+    assert differences["decode"]["bound"] == differences["prefill"]["bound"]
+    assert not comparison.assess(found, runs)["passed"]
+
+
+def test_the_drafts_of_the_references_are_kept() -> None:
+    found = next(iter(DraftsProof.comparisons(["glm5"])))
+    runs = runs_of(found)
+    drafts = [{"drafted": 1000, "accepted": accepted} for accepted in (410, 420)]
+    for job, counted in zip(found.references, drafts, strict=True):
+        runs[job].figures["drafts"] = counted
+    names = [job.name for job in found.references]
+    row = comparison.assess(found, runs)
+    assert row["reference_drafts"] == dict(zip(names, drafts, strict=True))
+    assert "reference_drafts" not in comparison.assess(BASE, runs_of(BASE))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "passes"),
+    [
+        ("conversions", 1280, False), ("conversions", 900, False), ("conversions", 768, True),
+        ("conversions", 0, False), ("logits", 1280, False), ("logits", 768, True), ("logits", 0, False),
+    ],
+)  # fmt: skip
+def test_layers_that_do_not_share_a_topk_are_found(kind: str, count: int, *, passes: bool) -> None:
+    found = next(iter(GroupsProof.comparisons(["glm52"])))
+    runs = runs_of(found)
+    ran = {"eager": {}, "replayed": {"decode": count}}
+    runs[found.ours].figures["launches"]["decode_batch"][kind] = ran
+    (row,) = GroupsProof.assess([found.ours], runs)["modes"]
+    assert row["passed"] == passes
+    assert all(str(count) in problem and "of which 40% share one" in problem for problem in row["problems"])
 
 
 def sync(clean: str | None, planted_read: str | None, native: str | None = None) -> dict[str, Any]:

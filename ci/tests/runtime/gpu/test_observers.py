@@ -157,6 +157,88 @@ def test_every_kernel_of_a_module_is_watched() -> None:
     assert observer.snapshot()["kernels"]["eager"] == {"prefill": 2}
 
 
+def test_a_topk_that_a_layer_shares_is_not_converted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph holds three layers, of which two share a top-k; a prefill converts in each of its layers."""
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    class Graph:
+        """Runs nothing."""
+
+        def capture_begin(self) -> None:
+            """Begin."""
+
+        def replay(self) -> None:
+            """Replay."""
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    observer, impl = observed()
+    observer._watch_graphs()
+    assert "conversions" not in observer.snapshot()
+    module = SimpleNamespace(**{launches.CONVERT: lambda topk: topk, "logits": lambda rows: rows})
+    observer.watches_topk = True
+    observer._watch_conversion(module)
+    observer._watch_function(module, "logits", "decode", observer.logits, 3)
+    convert = getattr(module, launches.CONVERT)
+    cache, graph, other = rows(), Graph(), Graph()
+
+    def layers(*kinds: str) -> None:
+        for kind in kinds:
+            if kind == "mla":
+                assert (module.logits(3), convert(7)) == (3, 7)
+            call(impl, cache)
+
+    capturing[0] = True
+    graph.capture_begin()
+    layers("mla", "mla", "shared")
+    other.capture_begin()
+    layers("mla")
+    capturing[0] = False
+    assert observer.snapshot()["conversions"]["captured"] == {"decode": 3}
+    observer.start()
+    layers("mla", "mla", "mla")
+    for _ in range(4):
+        graph.replay()
+    Graph().replay()  # captured by nobody
+    counts = observer.snapshot()
+    assert (counts["calls"]["eager"], counts["calls"]["replayed"]) == ({"decode": 3}, {"decode": 12})
+    for kind in ("conversions", "logits"):
+        assert (counts[kind]["eager"], counts[kind]["replayed"]) == ({"decode": 3}, {"decode": 8})
+    assert (counts["graph_replays"], counts["conversions"]["replays"]) == (5, 4)
+    observer.start()
+    assert observer.snapshot()["conversions"]["replayed"] == {}
+
+
+def calls_by_name(module: str) -> set[str]:
+    """Return what functions of one of vLLM's modules call by a global or imported name."""
+    tree = ast.parse((vllm_folder().parent / f"{module.replace('.', '/')}.py").read_text())
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+def test_what_is_counted_of_a_topk_is_what_vllm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(launches.CONVERT in calls_by_name(module) for module in launches.CONVERTING)
+    deep_gemm = {"_deep_gemm_mqa_logits", "_deep_gemm_paged_mqa_logits"}
+    triton_ops = {"triton_mqa_logits", "triton_paged_mqa_logits"}
+    assert deep_gemm | triton_ops <= calls_by_name(launches.DEEP_GEMM)
+
+    def given(topk: int) -> int:
+        return topk
+
+    modules = {name: SimpleNamespace(**{launches.CONVERT: given}) for name in launches.CONVERTING}
+    modules[launches.DEEP_GEMM] = SimpleNamespace(**dict.fromkeys(deep_gemm, given))
+    modules[launches.MQA_LOGITS] = SimpleNamespace(**dict.fromkeys(triton_ops, given))
+    monkeypatch.setattr(launches, "import_module", modules.__getitem__)
+    observer = launches.Observer()
+    observer.watch_topk()
+    for module in modules.values():
+        for name, function in vars(module).items():
+            assert function(7) == 7, name
+    assert observer.snapshot()["logits"]["eager"] == {"prefill": 2, "decode": 2}
+    observer._count_conversions()
+    assert sum(observer.snapshot()["conversions"]["eager"].values()) == 2
+
+
 def test_every_rank_is_asked() -> None:
     ranks = rank_observer.EveryRank()
     asked: list[tuple[str, Any]] = []

@@ -93,6 +93,22 @@ def test_times_with_an_fp8_cache_have_a_table(tmp_path: Path, monkeypatch: pytes
     assert set(lines) <= set(results_table.render().splitlines())
 
 
+def test_chosen_tiles_have_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    assert results_table.tiles() == []
+    (tmp_path / "tune").mkdir()
+    points = {(8, 4): 1.0, (8, 16): 1.126, (64, 4): None}
+    chosen = [{"heads": heads, "tokens": rows, "ratio": ratio} for (heads, rows), ratio in points.items()]
+    (tmp_path / "tune" / "sm120-fp8.json").write_text(json.dumps({"timings": [], "chosen": chosen}))
+    (tmp_path / "tune" / "old.json").write_text(json.dumps({"timings": []}))
+    assert results_table.tiles()[3:] == [
+        "| heads | 4 | 16 |",
+        "|--:|--:|--:|",
+        "| 8 | 1.00 | 1.13 |",
+        "| 64 | not timed | not timed |",
+    ]
+
+
 def test_gguf_reports_have_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_table, "RESULTS", tmp_path)
     assert results_table.gguf() == []

@@ -22,7 +22,8 @@ WORDS = ["--files", "f", "--site", "s", "--out", "o"]
 @pytest.mark.parametrize(
     ("steps", "seconds"),
     [
-        (["fp8"], 399), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 379), (["pipeline"], 219),
+        (["fp8"], 399), (["drafts"], 299), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 379),
+        (["pipeline"], 219),
         (["kernel-bench", "fp8"], 474), (["kernel-check", "sanitizer", "kernel-bench"], 224),
         (["kernel-check"], 89), (["logits-check"], 44),
     ],
@@ -67,7 +68,7 @@ def test_every_proof_is_a_step_with_its_cards() -> None:
     assert {proof.name for proof in run.PROOFS.values()} == set(engine_proof.PROOFS)
     for proof in run.PROOFS.values():
         assert engine_proof.PROOFS[proof.name].ranks == proof.cards
-    assert not {"indexer", "soak", "fp8", "dcp"} & set(run.DEFAULT_STEPS)
+    assert not {"indexer", "soak", "fp8", "drafts", "dcp"} & set(run.DEFAULT_STEPS)
 
 
 class Started(run.Session):
