@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import traffic
+
 RESULTS = Path(__file__).resolve().parent / "results"
 INDEXER_REPORT = "indexer"
 REPORTS = (
@@ -197,10 +199,31 @@ def soaked() -> list[str]:
     seconds = sum(r["seconds"] for r in found)
     count = len(found[0]["segments"]) if whole else len(found)
     engines = found[0]["engines"] if whole else [r["engine"] for r in found]
+    is_counted = all("tokens_compared" in r for r in found)  # not so before replays were mixed into traffic
     return [
         "",
         f"{'Soak' if whole else 'Soak, not whole yet'}: {seconds:.0f} s of {count} segments, {counts};",
+        *(soak_shares(found) if is_counted else []),
         f"{findings} findings (NaN, other answers, hangs). Engines: {', '.join(engines)}.",
+    ]
+
+
+def soak_shares(found: list[dict[str, Any]]) -> list[str]:
+    """Return how long a soak took and how much of it was compared."""
+    total = {name: sum(r[name] for r in found) for name in (*traffic.SUMS, "traffic_seconds")}
+    [clock] = [r["clock_seconds"] for r in found if "clock_seconds" in r] or [
+        traffic.union((r["began"], r["ended"]) for r in found)
+    ]
+    replayed, compared = (
+        f"{total[part] / total[whole]:.1%} of {total[whole]:,}" if total[whole] else "none"
+        for part, whole in (("replays", "recorded"), ("tokens_compared", "replayed_tokens"))
+    )
+    prompts = f"{total['prompt_logprobs_compared']:,} log-probabilities of prompts"
+    return [
+        "the seconds are those of all engines together, within",
+        f"{clock:.0f} s by the clock; new requests arrived for {total['traffic_seconds']:.0f} s.",
+        f"Of the recorded answers {replayed} were asked again while others arrived; of their tokens",
+        f"{compared} were compared, with {prompts}; {total['parted']:,} parted at a near tie.",
     ]
 
 

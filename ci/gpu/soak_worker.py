@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import small_models
 import traffic
@@ -23,10 +24,29 @@ from scheduling import BatchWatch
 from soak import Segment
 from traffic import Answer, Request
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 SEED: Final = 30_000  # of segment 0
-TRAFFIC_SHARE: Final = 0.5  # of the time; replays have the rest
-TOGETHER: Final = 12  # requests that are asked again at the same time
+FIRST, LATER, AGAIN = "first", "later", "again"  # arrived, recorded; arrived, not recorded; asked again
+# Of the time. To ask as many again takes longer, as fewer are open then and others go on arriving. Reckoned
+# with the pace of the first eight segments nearly all are, nine of ten if the GPU is 1.5 times slower then.
+RECORDED_SHARE: Final = 0.25
 MOST_OPEN: Final = 64  # requests under way or waiting, beyond which no more arrive
+TOGETHER: Final = 12  # requests that are asked again at the same time
+# The engine serves in turn, so that replays have the share of it that they are of what is open: 52 others, as
+# MOST_OPEN allows, would leave them a fifth. A burst fits in; between bursts fewer arrive than would fill it.
+LATER_OPEN: Final = 14
+LATER_GAPS: Final = 4  # times as many steps between arrivals
+
+
+@dataclass
+class Asked:
+    """A request, why it is there (`FIRST`, `LATER` or `AGAIN`), and the answer so far."""
+
+    kind: str
+    request: Request
+    answer: Answer = field(default_factory=Answer)
 
 
 class Prompts:
@@ -51,84 +71,105 @@ class Prompts:
 
 
 class Soak:
-    """An engine under traffic."""
+    """An engine under traffic.
+
+    Attributes:
+        open: What is under way or waiting, by its name in the engine.
+        closed: What was answered or cancelled, by kind.
+        waiting: Recorded requests to ask again, last ones last.
+
+    """
 
     def __init__(self, segment: Segment, engine: Any) -> None:
-        self.segment = segment
         self.core = engine.llm_engine
         self.prompts = Prompts(segment.job.model)
         self.beat = segment.base.with_suffix(".beat")
-        self.open: dict[str, tuple[Request, Answer]] = {}
-        self.closed: list[tuple[Request, Answer]] = []
+        self.open: dict[str, Asked] = {}
+        self.closed: dict[str, list[Asked]] = {kind: [] for kind in (FIRST, LATER, AGAIN)}
+        self.waiting: list[Request] = []
+        self._coming = traffic.requests(SEED + segment.number)
+        self._upcoming = next(self._coming)
+        self._wait = 0  # steps since the last arrival
 
-    def add(self, request: Request, prefix: str, *, cancel: bool) -> None:
-        """Send a request; a replay is not cancelled but ends where the first one was."""
+    def add(self, request: Request, kind: str) -> None:
+        """Send a request; a replay is not cancelled but compared as far as the first one went."""
         from vllm import SamplingParams
 
         params = SamplingParams(
             max_tokens=request.tokens, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=2,
             prompt_logprobs=1 if request.scored else None,
         )  # fmt: skip
-        name = f"{prefix}{request.name}"
+        name = f"{kind}{request.name}"
         self.core.add_request(name, {"prompt_token_ids": self.prompts.of(request)}, params)
-        self.open[name] = (request, Answer())
-        if cancel and request.cancel_after == 0:
+        self.open[name] = Asked(kind, request)
+        if kind != AGAIN and request.cancel_after == 0:
             self.cancel(name)
 
     def cancel(self, name: str) -> None:
         """Cancel a request that is under way."""
         self.core.abort_request([name])
-        request, answer = self.open.pop(name)
-        answer.cancelled = True
-        self.closed.append((request, answer))
+        self.open[name].answer.cancelled = True
+        self.close(name)
 
-    def step(self, *, cancel: bool) -> None:
+    def close(self, name: str) -> None:
+        """Put away what was answered or cancelled; what is recorded is to be asked again."""
+        asked = self.open.pop(name)
+        self.closed[asked.kind].append(asked)
+        if asked.kind == FIRST and asked.answer.tokens:
+            self.waiting.append(asked.request)
+
+    def step(self) -> None:
         """Let the engine make a step, and note what it says."""
         for out in self.core.step():
             if out.request_id not in self.open:
                 continue  # cancelled while the step was under way
-            request, answer = self.open[out.request_id]
-            note(answer, out)
+            asked = self.open[out.request_id]
+            note(asked.answer, out)
+            cancel_after = asked.request.cancel_after if asked.kind != AGAIN else None
             if out.finished:
-                self.closed.append(self.open.pop(out.request_id))
-            elif cancel and request.cancel_after is not None and len(answer.tokens) >= request.cancel_after:
+                self.close(out.request_id)
+            elif cancel_after is not None and len(asked.answer.tokens) >= cancel_after:
                 self.cancel(out.request_id)
         self.beat.touch()
 
-    def take(self) -> list[tuple[Request, Answer]]:
-        """Return what was closed, and forget it."""
-        closed, self.closed = self.closed, []
-        return closed
-
-    def traffic(self, until: float) -> list[tuple[Request, Answer]]:
-        """Let requests arrive for a time, then finish those that are under way."""
-        coming = traffic.requests(SEED + self.segment.number)
-        upcoming, wait = next(coming), 0
-        while time.monotonic() < until:
-            while wait >= upcoming.gap and len(self.open) < MOST_OPEN:
-                self.add(upcoming, "first", cancel=True)
-                upcoming, wait = next(coming), 0
+    def traffic(self, recorded_until: float, until: float) -> None:
+        """Let requests arrive all the time; once their answers are recorded no more, ask again in between."""
+        while (now := time.monotonic()) < until:
+            if now < recorded_until:
+                self.arrive(FIRST, MOST_OPEN, 1)
+            else:
+                self.ask_again()
+                self.arrive(LATER, LATER_OPEN, LATER_GAPS)
             if self.core.has_unfinished_requests():
-                self.step(cancel=True)
-            wait += 1
-        self.drain(cancel=True)
-        return self.take()
+                self.step()
 
-    def drain(self, *, cancel: bool) -> None:
+    def arrive(self, kind: str, most: int, slower: int) -> None:
+        """Send what arrives before the next step.
+
+        Args:
+            kind: Of what arrives.
+            most: Of this kind that are open at a time.
+            slower: Factor of the steps between arrivals.
+
+        """
+        while self._wait >= slower * self._upcoming.gap and self.has_room(kind, most):
+            self.add(self._upcoming, kind)
+            self._upcoming, self._wait = next(self._coming), 0
+        self._wait += 1
+
+    def ask_again(self) -> None:
+        """Send recorded requests again, last ones first, as far as there is room."""
+        while self.waiting and self.has_room(AGAIN, TOGETHER):
+            self.add(self.waiting.pop(), AGAIN)
+
+    def has_room(self, kind: str, most: int) -> bool:
+        """Say whether one more request of a kind may be open."""
+        return len(self.open) < MOST_OPEN and sum(asked.kind == kind for asked in self.open.values()) < most
+
+    def drain(self) -> None:
         """Finish what is under way."""
         while self.core.has_unfinished_requests():
-            self.step(cancel=cancel)
-
-    def replay(self, recorded: list[tuple[Request, Answer]], until: float) -> dict[int, Answer]:
-        """Ask recorded requests again, last ones first, some at a time, as long as there is time."""
-        waiting = [request for request, answer in recorded if answer.tokens]
-        found: dict[int, Answer] = {}
-        while waiting and time.monotonic() < until:
-            for request in (waiting.pop() for _ in range(min(TOGETHER, len(waiting)))):
-                self.add(request, "again", cancel=False)
-            self.drain(cancel=False)
-            found |= {request.name: answer for request, answer in self.take()}
-        return found
+            self.step()
 
 
 def note(answer: Answer, out: Any) -> None:
@@ -146,23 +187,28 @@ def note(answer: Answer, out: Any) -> None:
         answer.prompt_logprobs = [entry[token].logprob for token, entry in entries]
 
 
-def figures(recorded: list[tuple[Request, Answer]], replayed: dict[int, Answer]) -> dict[str, Any]:
-    """Count, and compare."""
-    answers = [*(answer for _, answer in recorded), *replayed.values()]
-    differing = []
-    for request, answer in recorded:
-        if request.name in replayed:
-            problem = traffic.replay_problem(answer, replayed[request.name])
-            differing += [f"request {request.name}: {problem}"] if problem else []
+def figures(closed: Mapping[str, Sequence[Asked]]) -> dict[str, Any]:
+    """Count what was closed, by kind, and compare the replays with what was recorded."""
+    arrived = [*closed[FIRST], *closed[LATER]]
+    answers = [asked.answer for asked in (*arrived, *closed[AGAIN])]
+    recorded = {asked.request.name: asked.answer for asked in closed[FIRST] if asked.answer.tokens}
+    names = [asked.request.name for asked in closed[AGAIN]]
+    compared = [traffic.compare(recorded[asked.request.name], asked.answer) for asked in closed[AGAIN]]
+    found = zip(names, compared, strict=True)
     return {
-        "requests": len(recorded),
+        "requests": len(arrived),
         "tokens": sum(len(answer.tokens) for answer in answers),
-        "prompt_tokens": sum(request.length for request, _ in recorded),
-        "cancellations": sum(answer.cancelled for _, answer in recorded),
-        "replays": len(replayed),
+        "prompt_tokens": sum(asked.request.length for asked in arrived),
+        "cancellations": sum(asked.answer.cancelled for asked in arrived),
+        "recorded": len(recorded),
+        "replays": len(compared),
+        "replayed_tokens": sum(len(recorded[name].tokens) for name in names),
+        "tokens_compared": sum(one.tokens for one in compared),
+        "prompt_logprobs_compared": sum(one.prompt_logprobs for one in compared),
+        "parted": sum(one.parted for one in compared),
         "logprobs_checked": sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers),
         "not_finite": [f"{bad} log-probabilities" for answer in answers if (bad := answer.not_finite())],
-        "differing": differing,
+        "differing": [f"request {name}: {one.problem}" for name, one in found if one.problem],
     }
 
 
@@ -180,14 +226,17 @@ def main() -> None:
     engine = LLM(**engine_arguments(segment.job, segment.folder / segment.job.model))
     batches = BatchWatch(engine)
     soak = Soak(segment, engine)
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     end += segment.seconds
     soak.beat.touch()
-    recorded = soak.traffic(began + TRAFFIC_SHARE * (end - began))
-    replayed = soak.replay(recorded, end)
-    found = figures(recorded, replayed)
-    found |= {"preemptions": batches.preemptions, "seconds": time.monotonic() - began, "hangs": []}
-    records = [traffic.as_json(request, answer) for request, answer in recorded]
+    soak.traffic(began + RECORDED_SHARE * (end - began), end)
+    arrived = time.monotonic()
+    soak.drain()
+    found = figures(soak.closed) | {
+        "preemptions": batches.preemptions, "hangs": [], "seconds": time.monotonic() - began,
+        "traffic_seconds": arrived - began, "began": began_at, "ended": time.time(),
+    }  # fmt: skip
+    records = [traffic.as_json(asked.request, asked.answer) for asked in soak.closed[FIRST]]
     path.with_suffix(".records.json").write_text(json.dumps(records))
     path.with_suffix(".result.json").write_text(json.dumps(found | {"batches": batches.as_json()}))
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SHORTEST, LONGEST = 1, 30_000
 MOST_TOKENS = 192
@@ -112,17 +112,42 @@ class Answer:
         return sum(not math.isfinite(value) for value in (*self.logprobs, *self.prompt_logprobs))
 
 
-# Answers differ by the rounding of other batches. Where a choice is that close,
-# another token may follow, and from there on the answers have nothing in common. Rows that are read wrongly
-# change these models' log-probabilities by 0.4 to 0.9 in the mean (`complete_proofs`), rounding by 0.001.
+# Answers differ by the rounding of other batches: in the mean over many positions native engines differ by
+# 0.0009 to 0.0018, ours from them by up to 0.0021 (`differences` in results/{fp8,wide,groups,dcp}.json).
+# Where a choice is close, another token may follow, and from there on the answers have nothing in common.
 NEAR_TIE: Final = 0.3
-MEAN_BOUND: Final = 0.05
-FEWEST: Final = 8  # log-probabilities; the mean of fewer may differ by more, as their sum may
+# Half of the least, and ten times rounding: damaged attention changes these models' log-probabilities by more
+# (`damage` in the same reports). The LSE in base 2 changed them by 0.040 and 0.074 in the mean, rows moved by
+# one by 0.31 to 2.9, other damages by 0.36 to 4.0.
+MEAN_BOUND: Final = 0.02
+# Log-probabilities that the mean is taken over at least; of fewer, the sum may be as large as of so many. A
+# rounding can move a row out of the top-k and change one of them by much. In six million positions where
+# engines agree (arrays of these proofs) 32 in a row differed by 0.46 in sum at most, not 0.64, one alone by
+# 0.21; in what engines chose greedily by 0.16 and 0.06. More have more room: 192 in a row, 1.4 of 3.8.
+FEWEST: Final = 32
 ANY_BOUND: Final = 1.5
 
 
-def replay_problem(before: Answer, after: Answer) -> str | None:
-    """Say how the answer to the same request differs, None if it does not.
+@dataclass(frozen=True)
+class Comparison:
+    """What the second answer to a request has in common with the first.
+
+    Attributes:
+        problem: How it differs; None if it does not.
+        tokens: Generated tokens, from the first on, that are equal; their log-probabilities were compared.
+        prompt_logprobs: Log-probabilities of the prompt that were compared.
+        parted: Whether another token followed at a near tie, so that the rest was not compared.
+
+    """
+
+    problem: str | None
+    tokens: int = 0
+    prompt_logprobs: int = 0
+    parted: bool = False
+
+
+def compare(before: Answer, after: Answer) -> Comparison:
+    """Compare the answers to the same request.
 
     Tokens must be the same up to the first near tie (`NEAR_TIE`), and until then log-probabilities within
     `MEAN_BOUND` in the mean and `ANY_BOUND` each.
@@ -134,16 +159,17 @@ def replay_problem(before: Answer, after: Answer) -> str | None:
     """
     count = len(before.tokens)
     if len(after.tokens) < count:
-        return f"{len(after.tokens)} tokens instead of {count}"
+        return Comparison(f"{len(after.tokens)} tokens instead of {count}")
     pairs = list(zip(before.tokens, after.tokens[:count], strict=True))
     parted = next((n for n, (old, new) in enumerate(pairs) if old != new), count)
     if parted < count and min(before.gaps[parted], after.gaps[parted]) > NEAR_TIE:
-        return f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}"
+        return Comparison(f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}")
     old = [*before.prompt_logprobs, *before.logprobs[:parted]]
     new = [*after.prompt_logprobs, *after.logprobs[:parted]]
     if len(old) != len(new):
-        return f"{len(new)} log-probabilities instead of {len(old)}"
-    return change_problem([abs(a - b) for a, b in zip(old, new, strict=True)])
+        return Comparison(f"{len(new)} log-probabilities instead of {len(old)}")
+    problem = change_problem([abs(a - b) for a, b in zip(old, new, strict=True)])
+    return Comparison(problem, parted, len(before.prompt_logprobs), parted < count)
 
 
 def change_problem(changes: Sequence[float]) -> str | None:
@@ -168,8 +194,25 @@ def wheel_of(segment: Mapping[str, Any]) -> tuple[str, str] | None:
     return (files["wheel"]["sha256"], files["stack_id"]) if files else None
 
 
-SUMS = ("requests", "tokens", "prompt_tokens", "cancellations", "preemptions", "replays", "logprobs_checked")
+SCHEMA: Final = 2
+"""Of reports. In those of schema 1 no request arrived while recorded ones were asked again."""
+# What a segment must not be without.
+NEEDED = (
+    *("requests", "tokens", "prompt_tokens", "cancellations", "preemptions", "logprobs_checked"),
+    *("recorded", "replays", "replayed_tokens", "tokens_compared", "prompt_logprobs_compared"),
+)
+SUMS = (*NEEDED, "parted")
+TIMES = ("seconds", "traffic_seconds")
 LISTS = ("not_finite", "differing", "hangs")
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the length of what intervals, each with its begin and its end, cover together."""
+    length, covered = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        length += max(0.0, end - max(begin, covered))
+        covered = max(covered, end)
+    return length
 
 
 def merge(segments: Sequence[Mapping[str, Any]], least: float = 0.0) -> dict[str, Any]:
@@ -177,29 +220,31 @@ def merge(segments: Sequence[Mapping[str, Any]], least: float = 0.0) -> dict[str
 
     Args:
         segments: Their reports.
-        least: Seconds of traffic that they must have had together.
+        least: Seconds in which requests arrived that they must have had together.
 
     Raises:
-        MergeError: There is none, one is there twice, they are not of the same wheel or too short.
+        MergeError: There is none, one is there twice or of another schema, they are not of the same wheel
+            or too short.
 
     """
     if not segments:
         raise MergeError("no segment")
+    names = [segment["segment"] for segment in segments]
+    if old := [segment["segment"] for segment in segments if segment["schema"] != SCHEMA]:
+        raise MergeError(f"segments {old} are of another soak.py, whose reports count less: run them again")
     wheels = {wheel_of(segment) for segment in segments}
     if len(wheels) != 1 or None in wheels:
         raise MergeError(f"segments of different wheels, or of an unknown one: {sorted(map(str, wheels))}")
-    names = [segment["segment"] for segment in segments]
     if len(set(names)) != len(names):
         raise MergeError(f"a segment is there twice: {sorted(names)}")
-    seconds = sum(segment["seconds"] for segment in segments)
-    if seconds < least:
-        raise MergeError(f"{seconds:.0f} s of traffic, not {least:.0f}")
-    total: dict[str, Any] = {name: sum(segment[name] for segment in segments) for name in SUMS}
+    total: dict[str, Any] = {name: sum(segment[name] for segment in segments) for name in (*TIMES, *SUMS)}
+    if total["traffic_seconds"] < least:
+        raise MergeError(f"{total['traffic_seconds']:.0f} s of traffic, not {least:.0f}")
     total |= {name: [item for segment in segments for item in segment[name]] for name in LISTS}
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "segments": sorted(names),
-        "seconds": seconds,
+        "clock_seconds": union((segment["began"], segment["ended"]) for segment in segments),
         "engines": sorted({segment["engine"] for segment in segments}),
         **total,
         "host": segments[0]["host"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernel_bench
 import results_table
+import traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,34 @@ def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch:
     _, first, second = results_table.soaked()
     assert first.startswith("Soak, not whole yet: 800 s of 2 segments, 2,000 requests")
     assert second == "0 findings (NaN, other answers, hangs). Engines: e9, e10."
+
+
+def test_what_a_soak_compared_is_said_once_it_was_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    counted: dict[str, Any] = {name: [] for name in traffic.LISTS} | dict.fromkeys(traffic.SUMS, 1000)
+    counted |= {"replays": 900, "tokens_compared": 750, "parted": 20, "engine": "e", "seconds": 400.2}
+    counted |= {"traffic_seconds": 390.0}
+    for number, began in ((0, 50.0), (1, 250.0)):
+        report = counted | {"began": began, "ended": began + 400.0}
+        (tmp_path / f"soak-{number}.json").write_text(json.dumps(report))
+    lines = results_table.soaked()
+    assert lines[2:-1] == [
+        "the seconds are those of all engines together, within",
+        "600 s by the clock; new requests arrived for 780 s.",
+        "Of the recorded answers 90.0% of 2,000 were asked again while others arrived; of their tokens",
+        "75.0% of 2,000 were compared, with 2,000 log-probabilities of prompts; 40 parted at a near tie.",
+    ]
+    whole = counted | {"segments": [0, 1], "engines": ["e"], "clock_seconds": 612.0}
+    (tmp_path / "soak.json").write_text(json.dumps(whole))
+    assert results_table.soaked()[3] == "612 s by the clock; new requests arrived for 390 s."
+    # One segment of the soak before: what was compared is not known.
+    (tmp_path / "soak.json").unlink()
+    report = json.loads((tmp_path / "soak-0.json").read_text())
+    del report["tokens_compared"]
+    (tmp_path / "soak-0.json").write_text(json.dumps(report))
+    assert len(results_table.soaked()) == 3
 
 
 def test_times_with_an_fp8_cache_have_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

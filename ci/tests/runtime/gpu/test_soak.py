@@ -14,6 +14,7 @@ import pytest
 import soak
 import soak_worker
 import traffic
+import vllm
 from soak import Segment, Watchdog
 
 FINE = """
@@ -82,13 +83,28 @@ def test_segments_take_all_engines_in_turn() -> None:
 
 
 def found(**what: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(traffic.SUMS, 1), **{name: [] for name in traffic.LISTS}, "seconds": 3.0, **what}
+    lists: dict[str, Any] = {name: [] for name in traffic.LISTS}
+    times = {"seconds": 3.5, "traffic_seconds": 3.0, "began": 100.0, "ended": 103.5}
+    return {**dict.fromkeys(traffic.SUMS, 1), **lists, **times, **what}
 
 
-@pytest.mark.parametrize("missing", ["preemptions", "cancellations", "replays"])
+@pytest.mark.parametrize("missing", traffic.NEEDED)
 def test_a_segment_without_what_it_is_for_fails(missing: str) -> None:
     report = soak.report_of(Segment(0, 1.0, Path()), found(**{missing: 0}), None)
-    assert (report["passed"], report["problems"]) == (False, [f"no {missing}"])
+    assert not report["passed"]
+    assert f"no {missing}" in report["problems"]
+
+
+def test_no_answer_has_to_part() -> None:
+    assert soak.report_of(Segment(0, 1.0, Path()), found(parted=0), None)["passed"]
+
+
+@pytest.mark.parametrize(("part", "whole"), [("replays", "recorded"), ("tokens_compared", "replayed_tokens")])
+def test_a_segment_that_compared_too_little_fails(part: str, whole: str) -> None:
+    half = soak.report_of(Segment(0, 1.0, Path()), found(**{part: 50, whole: 100}), None)
+    less = soak.report_of(Segment(0, 1.0, Path()), found(**{part: 49, whole: 100}), None)
+    assert half["passed"]
+    assert (less["passed"], less["problems"]) == (False, [f"49 {part} of 100 {whole}, not 50%"])
 
 
 @pytest.mark.parametrize("kind", ["not_finite", "differing"])
@@ -116,7 +132,9 @@ def test_reports_are_merged_by_the_command(
     words = ["soak", "merge", "--least", "6", "--out", str(tmp_path / "all.json"), str(tmp_path / "0.json")]
     monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "1.json")])
     assert soak.main() == 0
-    assert json.loads((tmp_path / "all.json").read_text())["requests"] == 2
+    total = json.loads((tmp_path / "all.json").read_text())
+    assert (total["requests"], total["seconds"], total["clock_seconds"]) == (2, 7.0, 3.5)
+    assert "7 s, 6 s with arrivals, in 4 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "0.json")])
     assert soak.main() == 2
     monkeypatch.setattr(sys, "argv", [word for word in words if word not in ("--least", "6")])
@@ -152,20 +170,33 @@ def wait_for(path: Path) -> bool:
     return path.exists()
 
 
+SERVED = 32
+
+
 class FakeEngine:
-    """Answers with tokens that depend on the prompt alone; each step gives every request one."""
+    """Answers with tokens that depend on the prompt alone; a step gives the first `SERVED` requests one each.
+
+    Attributes:
+        added: Names of all requests, in their order.
+        aborted: Names of those that were cancelled.
+        steps: For each step, the names of the requests that are there.
+
+    """
 
     def __init__(self, *, wrong: int | None = None) -> None:
         self.llm_engine = self
-        self.running: dict[str, tuple[list[int], Any, list[int]]] = {}
-        self.added = 0
+        self.running: dict[str, tuple[int, list[int], Any, list[int]]] = {}
+        self.added: list[str] = []
         self.wrong = wrong
         self.aborted: list[str] = []
+        self.steps: list[list[str]] = []
 
     def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
         """Take a request."""
-        self.added += 1
-        self.running[name] = (prompt["prompt_token_ids"], params, [])
+        assert name not in self.added
+        self.added.append(name)
+        ids = prompt["prompt_token_ids"]
+        self.running[name] = (sum(ids), ids, params, [])
 
     def abort_request(self, names: list[str]) -> None:
         """Drop requests."""
@@ -178,17 +209,16 @@ class FakeEngine:
         return bool(self.running)
 
     def step(self) -> list[Any]:
-        """Give every request a token."""
+        """Give requests a token."""
         outputs = []
-        for name, (prompt, params, tokens) in list(self.running.items()):
+        self.steps.append(list(self.running))
+        likely, unlikely = SimpleNamespace(logprob=-0.25), SimpleNamespace(logprob=-2.0)
+        for name, (total, prompt, params, tokens) in list(self.running.items())[:SERVED]:
             is_wrong = self.wrong is not None and name == f"again{self.wrong}"
-            tokens.append((sum(prompt) + len(tokens)) % 97 + is_wrong)
-            entries = [
-                {token: SimpleNamespace(logprob=-0.25), 999: SimpleNamespace(logprob=-2.0)}
-                for token in tokens
-            ]
+            tokens.append((total + len(tokens)) % 97 + is_wrong)
+            entries = [{token: likely, 999: unlikely} for token in tokens]
             scored = None
-            if params.prompt_logprobs:
+            if params.prompt_logprobs and len(tokens) == 1:
                 scored = [None, *({token: SimpleNamespace(logprob=-0.5)} for token in prompt[1:])]
             finished = len(tokens) == params.max_tokens
             if finished:
@@ -217,36 +247,133 @@ class Clock:
         return self.now
 
 
+class KeptPrompts(soak_worker.Prompts):
+    """Makes the text of a request once."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.kept: dict[traffic.Request, list[int]] = {}
+
+    def of(self, request: traffic.Request) -> list[int]:
+        """Return the tokens of a request's prompt."""
+        if request not in self.kept:
+            self.kept[request] = super().of(request)
+        return self.kept[request]
+
+
+PROMPTS = KeptPrompts("glm5")
+RECORDED, END = 200.0, 1200.0  # steps of the fake engine
+
+
 def soaked(
-    folder: Path, patch: pytest.MonkeyPatch, *, wrong: int | None = None
+    folder: Path, patch: pytest.MonkeyPatch, *, wrong: int | None = None, end: float = END
 ) -> tuple[dict[str, Any], FakeEngine]:
     patch.setattr(soak_worker, "time", Clock())
+    patch.setattr(soak_worker, "Prompts", lambda _: PROMPTS)
     engine = FakeEngine(wrong=wrong)
-    segment = Segment(0, 1.0, folder)
-    under_test = soak_worker.Soak(segment, engine)
-    recorded = under_test.traffic(120.0)
-    replayed = under_test.replay(recorded, 1e6)
+    under_test = soak_worker.Soak(Segment(0, 1.0, folder), engine)
+    under_test.traffic(RECORDED, end)
+    under_test.drain()
     assert not under_test.open
-    return soak_worker.figures(recorded, replayed), engine
+    return soak_worker.figures(under_test.closed), engine
+
+
+def kinds(names: list[str]) -> dict[str, int]:
+    """Count the requests of each kind."""
+    return {kind: sum(name.startswith(kind) for name in names) for kind in ("first", "later", "again")}
 
 
 def test_every_request_is_answered_cancelled_or_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, engine = soaked(tmp_path, monkeypatch)
-    assert report["requests"] > 20
-    assert report["cancellations"] == len(engine.aborted) > 0
-    assert report["requests"] - report["cancellations"] <= report["replays"] <= report["requests"]
-    assert engine.added == report["requests"] + report["replays"]
-    assert (report["differing"], report["not_finite"]) == ([], [])
-    assert report["logprobs_checked"] >= report["tokens"] > report["requests"]
+    added, aborted = kinds(engine.added), kinds(engine.aborted)
+    assert report["requests"] == added["first"] + added["later"] > 60
+    assert min(added.values()) > 20
+    assert report["cancellations"] == len(engine.aborted)
+    assert aborted["first"] > 0 < aborted["later"]
+    assert aborted["again"] == 0
+    assert added["first"] - aborted["first"] <= report["recorded"] <= added["first"]
+    assert report["replays"] == added["again"] == report["recorded"]
+    assert (report["differing"], report["not_finite"], report["parted"]) == ([], [], 0)
+    assert report["tokens_compared"] == report["replayed_tokens"] > report["replays"]
+    assert 0 < report["prompt_logprobs_compared"] < report["logprobs_checked"]
+    assert report["logprobs_checked"] >= report["tokens"] > report["replayed_tokens"]
     assert (tmp_path / "soak-0.beat").exists()
+
+
+def test_replays_are_mixed_into_traffic_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, engine = soaked(tmp_path, monkeypatch)
+    order = [kinds([name]) for name in engine.added]
+    again = [place for place, kind in enumerate(order) if kind["again"]]
+    later = [place for place, kind in enumerate(order) if kind["later"]]
+    assert later[0] < again[-1]
+    assert later[-1] > again[0]
+    together = [kinds(step) for step in engine.steps]
+    replaying = [step for step in together if step["again"]]
+    assert max(step["again"] for step in replaying) == soak_worker.TOGETHER
+    assert sum(step["later"] > 0 for step in replaying) > len(replaying) / 2
+    assert any(step["first"] and step["again"] for step in together)  # nothing is drained in between
+    assert max(step["later"] for step in together) == soak_worker.LATER_OPEN
+    assert soak_worker.MOST_OPEN - 5 < max(sum(step.values()) for step in together) <= soak_worker.MOST_OPEN
+    # The series goes on: no number is left out, and each arrives once.
+    numbers = [
+        int(name.removeprefix("first").removeprefix("later")) for name in engine.added if name[0] != "a"
+    ]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_traffic_depends_on_steps_and_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, one), (_, other) = soaked(tmp_path, monkeypatch), soaked(tmp_path, monkeypatch)
+    assert one.steps == other.steps
 
 
 def test_another_answer_to_one_request_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = soaked(tmp_path, monkeypatch, wrong=2)
     assert len(report["differing"]) == 1
     assert report["differing"][0].startswith("request 2: token 0")
+    assert report["tokens_compared"] < report["replayed_tokens"]
+
+
+def test_a_segment_that_asks_too_few_again_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(end: float) -> list[str]:
+        report, _ = soaked(tmp_path, monkeypatch, end=end)
+        given = found(**report)
+        problems: list[str] = soak.report_of(Segment(0, 1.0, tmp_path), given, None)["problems"]
+        return problems
+
+    assert judged(END) == []
+    [problem] = judged(RECORDED + 60)
+    assert "replays of" in problem
+
+
+def test_the_worker_writes_what_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = Segment(0, 4.0, tmp_path)
+    path = segment.base.with_suffix(".json")
+    path.write_text(json.dumps({"number": 0, "seconds": 4.0, "folder": str(tmp_path)}))
+    monkeypatch.setitem(vars(vllm), "LLM", lambda **_: FakeEngine())  # without importing the real one
+    monkeypatch.setattr(
+        soak_worker,
+        "BatchWatch",
+        lambda _: SimpleNamespace(preemptions=3, as_json=lambda: {"preemptions": 3}),
+    )
+    monkeypatch.setattr(soak_worker, "Prompts", lambda _: PROMPTS)
+    monkeypatch.setattr(soak_worker, "environment", lambda _: {})
+    monkeypatch.setattr(soak_worker, "forbid_autotuning", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["soak_worker", str(path)])
+    began = time.time()
+    soak_worker.main()
+    result = json.loads(path.with_suffix(".result.json").read_text())
+    assert soak.report_of(segment, result, None)["problems"] == []
+    assert began <= result["began"] < result["ended"] <= time.time()
+    assert (
+        3.0
+        < result["traffic_seconds"]
+        <= result["seconds"]
+        == pytest.approx(result["ended"] - result["began"], abs=0.5)
+    )
+    records = json.loads(path.with_suffix(".records.json").read_text())
+    assert sum(bool(record["answer"]["tokens"]) for record in records) == result["recorded"]
 
 
 def test_the_worker_is_told_what_the_segment_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
