@@ -246,7 +246,11 @@ class GroupsProof(Compared):
 
     @classmethod
     def problems(cls, run: Run) -> Iterator[str]:
-        """Yield that layers decoded without the top-k that others had selected and converted for them."""
+        """Yield that layers decoded without the top-k that others had selected and converted for them.
+
+        Conversions tell: layers that share a top-k have no indexer in these models, so that its logits are
+        fewer however the backend does it.
+        """
         layers = MODELS[run.job.model].layers
         shared = layers.count("shared") / MODELS[run.job.model].mla_layers
         counts = run.figures["launches"]["decode_batch"]

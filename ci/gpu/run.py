@@ -74,7 +74,7 @@ PROOFS = {
 }
 STEPS |= dict.fromkeys(PROOFS, "engine_proof.py")
 DEFAULT_STEPS = [CHECK, SANITIZER, ENGINE, BENCH, LOGITS_CHECK, LOGITS_BENCH]
-SOAK_END = 45.0  # seconds for up to 26 requests that the soak's engines have begun, and for their reports
+SOAK_END = 60.0  # seconds for up to 26 requests that the soak's engines have begun, and for their reports
 LEAST_SOAK = 240.0  # an engine with empty caches starts in up to 140
 
 

@@ -101,7 +101,9 @@ def check_sanitizer(document: dict[str, Any]) -> None:
     """Both tools saw the same shapes, of each of which a kernel was launched, and found what was planted."""
     checks = document["checks"]
     planted = {name for name in checks if "planted" in name}
-    assert planted >= {"memcheck-planted", "racecheck-planted"}
+    # Reports of 17 shapes are older than the fault in an fp8_ds_mla cache.
+    newer = {"memcheck-planted-fp8"} if len(checks["memcheck"]["shapes"]) > 17 else set()
+    assert planted >= {"memcheck-planted", "racecheck-planted"} | newer
     assert all(checks[name]["found"] > 0 for name in planted)
     assert document["problems"] == []
     for tool in ("memcheck", "racecheck"):
@@ -135,6 +137,9 @@ def check_soak(whole: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         union = importlib.import_module("traffic").union
         clock = union((segment["began"], segment["ended"]) for segment in segments)
         assert whole["clock_seconds"] == pytest.approx(clock)
+        for segment in segments:
+            assert segment["replays"] >= 0.5 * segment["recorded"] > 0
+            assert segment["tokens_compared"] >= 0.5 * segment["replayed_tokens"] > 0
     assert numbers >= {"requests", "tokens", "cancellations", "preemptions", "replays", "logprobs_checked"}
     for name in numbers:
         assert whole[name] == pytest.approx(sum(segment[name] for segment in segments)), name
@@ -176,6 +181,13 @@ def check_mode(mode: dict[str, Any]) -> None:
     for phase in ("prefill", "decode"):
         kernels = mode["launches"][f"{phase}_batch"]["kernels"]
         assert kernels["eager"].get(phase, 0) + kernels["replayed"].get(phase, 0) > 0
+    decode = mode["launches"]["decode_batch"]
+    if "conversions" in decode:  # not in reports older than the count
+        runs = [
+            sum(counts.get("decode", 0) for counts in (kind["eager"], kind["replayed"]))
+            for kind in (decode["conversions"], decode["calls"])
+        ]
+        assert 0 < runs[0] <= 0.64 * runs[1], "five layers share three top-k"
     assert "-wide" not in name or mode["batches"]["decodes"] > 64
     assert "-pp2" not in name or mode["batches"]["prefills_in_flight"] > 1
     if "-mtp" in name:
@@ -212,7 +224,7 @@ def check_tune(document: dict[str, Any]) -> None:
     assert all(time["us"] > 0 for time in document["timings"])
     if "chosen" in document:
         assert {(one["heads"], one["tokens"]) for one in document["chosen"]} == points
-        assert all(one["ratio"] >= 1.0 for one in document["chosen"])
+        assert all((one["ratio"] or 0.0) >= 1.0 for one in document["chosen"])
 
 
 def segments() -> list[dict[str, Any]]:
