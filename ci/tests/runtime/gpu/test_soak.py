@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 import soak
 import soak_worker
 import traffic
-import vllm
 from soak import Segment, Watchdog
 
 FINE = """
@@ -351,7 +351,8 @@ def test_the_worker_writes_what_passes(tmp_path: Path, monkeypatch: pytest.Monke
     segment = Segment(0, 4.0, tmp_path)
     path = segment.base.with_suffix(".json")
     path.write_text(json.dumps({"number": 0, "seconds": 4.0, "folder": str(tmp_path)}))
-    monkeypatch.setitem(vars(vllm), "LLM", lambda **_: FakeEngine())  # without importing the real one
+    # Imported here: the kernels' tests have to pretend a GPU before. And without importing the real class.
+    monkeypatch.setitem(vars(import_module("vllm")), "LLM", lambda **_: FakeEngine())
     monkeypatch.setattr(
         soak_worker,
         "BatchWatch",
