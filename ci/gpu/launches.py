@@ -48,6 +48,13 @@ first scale of each row doubled, or the RoPE values zeroed; the LSE returned in 
 FP8_ROW, FP8_SCALE, FP8_TAIL = 656, slice(512, 516), slice(528, 656)  # bytes
 DISTANCES = {"shift": 1, "shift_pool": KPOOL}  # in rows
 Phase = Literal["decode", "prefill"]
+LOGITS: tuple[tuple[str, str, Phase], ...] = (
+    (DEEP_GEMM, "_deep_gemm_mqa_logits", "prefill"),
+    (DEEP_GEMM, "_deep_gemm_paged_mqa_logits", "decode"),
+    (MQA_LOGITS, "triton_mqa_logits", "prefill"),
+    (MQA_LOGITS, "triton_paged_mqa_logits", "decode"),
+)
+"""Module, function and phase of what computes the indexer's logits: DeepGEMM's, then Triton's."""
 
 
 @dataclass
@@ -259,11 +266,8 @@ class Observer:
         self.watches_topk = True
         for name in CONVERTING:
             self._watch_conversion(import_module(name))
-        deep_gemm, triton_ops = import_module(DEEP_GEMM), import_module(MQA_LOGITS)
-        self._watch_function(deep_gemm, "_deep_gemm_mqa_logits", "prefill", self.logits, 3)
-        self._watch_function(deep_gemm, "_deep_gemm_paged_mqa_logits", "decode", self.logits, 3)
-        self._watch_function(triton_ops, "triton_mqa_logits", "prefill", self.logits, 3)
-        self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", self.logits, 3)
+        for module, function, phase in LOGITS:
+            self._watch_function(import_module(module), function, phase, self.logits, 3)
 
     def _watch_conversion(self, module: Any) -> None:
         observer, original = self, getattr(module, CONVERT)
@@ -337,9 +341,8 @@ class IndexerObserver(Observer):
     def install_indexer(self) -> None:
         """Wrap both implementations, and CUDA graphs."""
         self._watch_graphs()
-        deep_gemm, triton_ops = import_module(DEEP_GEMM), import_module(MQA_LOGITS)
-        self._watch_function(deep_gemm, "_deep_gemm_mqa_logits", "prefill", self.calls)
-        self._watch_function(deep_gemm, "_deep_gemm_paged_mqa_logits", "decode", self.calls)
-        self._watch_function(triton_ops, "triton_mqa_logits", "prefill", None)
-        self._watch_function(triton_ops, "triton_paged_mqa_logits", "decode", None)
-        self._watch_kernels(triton_ops)
+        for module, function, phase in LOGITS:
+            self._watch_function(
+                import_module(module), function, phase, self.calls if module == DEEP_GEMM else None
+            )
+        self._watch_kernels(import_module(MQA_LOGITS))
