@@ -18,7 +18,7 @@ REPORTS = (
     *("kernel-check", "sanitizer", "kernel-bench", "engine"),
     *("logits-check", "logits-bench", INDEXER_REPORT),
 )
-COMPARED = ("fp8", "fp8-e4m3", "drafts", "wide", "groups", "dcp", "pipeline")
+COMPARED = ("fp8", "drafts", "wide", "groups", "dcp", "pipeline")
 EXAMINED = ("sync", "allocations")
 SOAK = "soak"
 GGUF = ("gguf-two-gpus", "gguf-two-gpus-language", "gguf-wide-text", "gguf-wide")
@@ -199,11 +199,10 @@ def soaked() -> list[str]:
     seconds = sum(r["seconds"] for r in found)
     count = len(found[0]["segments"]) if whole else len(found)
     engines = found[0]["engines"] if whole else [r["engine"] for r in found]
-    is_counted = all("tokens_compared" in r for r in found)  # not so before replays were mixed into traffic
     return [
         "",
         f"{'Soak' if whole else 'Soak, not whole yet'}: {seconds:.0f} s of {count} segments, {counts};",
-        *(soak_shares(found) if is_counted else []),
+        *soak_shares(found),
         f"{findings} findings (NaN, other answers, hangs). Engines: {', '.join(engines)}.",
     ]
 

@@ -55,20 +55,11 @@ def test_modes_are_called_as_in_the_reports(proof: str, report: str) -> None:
     assert document["jobs"].keys() <= {job.name for job in all_jobs(proof)}
 
 
-@pytest.mark.parametrize(
-    ("proof", "report"), [(name, name) for name in COMPARED if name != "fp8-e4m3"] + [("fp8", "fp8-e4m3")]
-)
-def test_reports_of_the_complete_backend_have_all_modes(proof: str, report: str) -> None:
-    """Of fp8 those with the name fp8_e4m3 came after the first report, and can be in one of their own."""
-    path = GPU / "results" / f"{report}.json"
-    if not path.exists():
-        assert report in ("drafts", "fp8-e4m3")  # of which no host has given one yet
-        return
-    modes = list(PROOFS[proof].modes(PROOFS[proof].models))
-    alone = {mode.mode for mode in modes if mode.cache == "fp8_e4m3"}
-    rest = {mode.mode for mode in modes} - alone
-    found = {row["mode"] for row in json.loads(path.read_text())["modes"]}
-    assert (alone if report == "fp8-e4m3" else rest) <= found <= rest | alone
+@pytest.mark.parametrize("proof", COMPARED)
+def test_reports_of_the_complete_backend_have_all_modes(proof: str) -> None:
+    modes = {mode.mode for mode in PROOFS[proof].modes(PROOFS[proof].models)}
+    document = json.loads((GPU / "results" / f"{proof}.json").read_text())
+    assert {row["mode"] for row in document["modes"]} == modes
 
 
 @pytest.mark.parametrize("proof", PROOFS)
