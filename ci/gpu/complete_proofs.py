@@ -13,8 +13,14 @@ pair; engines are compared up to the first token that they chose differently.
 
 `wide`: 96 requests decode at once, with both caches.
 
+`wide-drafts`: 20 requests decode at once with 5 draft tokens each, 120 rows, with both caches. The native
+pairs are those of `drafts` and of `fp8`, and draft as many.
+
 `dcp`: decode context parallelism over two GPUs against none, both with tensor parallelism, and with drafts.
 The last rank's output is zeroed, and the LSE is returned in base 2, as damage.
+
+`dcp-merge`: the same, where PyTorch's operations merge the top-k of the ranks, as on chips and with sizes of
+a top-k that CuteDSL's kernels do not serve. Each rank counts them.
 
 `pipeline`: two stages, with the prefills of several long prompts on their way at once, against one GPU.
 
@@ -29,8 +35,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import comparison
 from comparison import OURS, Comparison, launched
-from engine_jobs import ATTENTION, DRAFTS, LONG, TEXTS, WIDE, Job, first_of_each_kind
+from engine_jobs import (
+    ATTENTION,
+    DRAFTS,
+    LONG,
+    TEXTS,
+    TORCH,
+    WIDE,
+    WIDE_DRAFTS,
+    Job,
+    first_of_each_kind,
+)
 from engine_runner import Run
+from launches import ANY_PHASE
 from rank_observer import LAST_RANK
 from small_models import MODELS
 
@@ -45,6 +62,8 @@ PATHS = {"glm5": SEPARATE, "glm53flash": MIXED, "glm52": SEPARATE}  # what FLASH
 # The first runner wants a draft's layers in one group of the KV cache; those of GLM-5.3-Flash are in two.
 ONE_GROUP = "glm5"
 ENOUGH_REQUESTS = 64
+ENOUGH_ROWS = 64
+MOST_DRAFTS = 5
 # Of what layers that share a top-k can save; the first step of a batch may have too many rows to share one.
 SAVED_SHARE = 0.9
 USUAL = ((2, True, "auto"), (2, False, "auto"), (2, True, FP8), (1, True, "auto"))
@@ -73,6 +92,8 @@ class Compared:
     texts: ClassVar[Mapping[str, Any]] = {}
     ranks: ClassVar[int] = 1
     workers: ClassVar[int] = 14  # engines at a time
+    # Few engines start together, though some compile the same: two rounds would take twice as long.
+    at_once: ClassVar[bool] = False
 
     @staticmethod
     def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
@@ -93,7 +114,8 @@ class Compared:
     @classmethod
     def make_jobs(cls, chosen: list[Job]) -> tuple[list[Job], list[Job]]:
         """Return the first jobs, and all others."""
-        return first_of_each_kind(job for found in cls.of(chosen) for job in found.jobs)
+        jobs = [job for found in cls.of(chosen) for job in found.jobs]
+        return (list(dict.fromkeys(jobs)), []) if cls.at_once else first_of_each_kind(jobs)
 
     @classmethod
     def damage_of(cls, mode: Job) -> tuple[str, ...]:
@@ -226,6 +248,28 @@ class WideProof(Compared):
             yield f"at most {run.figures['batches']['decodes']} requests decoded at once"
 
 
+class WideDraftsProof(Compared):
+    """Many requests with drafts that decode at once."""
+
+    texts: ClassVar = {"wide_drafts_text": TEXTS["wide_drafts_text"]}
+    at_once: ClassVar = True
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            for cache in ("auto", FP8):
+                ours = Job(model, OURS, 2, graphs=True, draft=MOST_DRAFTS, task=WIDE_DRAFTS, cache=cache)
+                yield against_natives(ours)
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that no batch of whole windows had enough rows."""
+        windows, rows = run.figures["batches"]["windows"], 1 + run.job.draft
+        if windows * rows <= ENOUGH_ROWS:
+            yield f"at most {windows} requests decoded at once with {rows} rows each"
+
+
 class GroupsProof(Compared):
     """Layers that share a top-k."""
 
@@ -292,6 +336,47 @@ class ContextProof(TwoRanks):
     def damage_of(cls, mode: Job) -> tuple[str, ...]:
         """Damage one rank, and what the ranks are merged by."""
         return (LAST_RANK, "lse", "shift") if mode.force_mqa else ()
+
+
+class MergeProof(TwoRanks):
+    """Decode context parallelism whose ranks' top-k PyTorch merges; else what `ContextProof` compares."""
+
+    texts: ClassVar = {name: TEXTS[name] for name in ("text", "short_text")}
+    at_once: ClassVar = True
+
+    @staticmethod
+    def comparisons(models: Iterable[str]) -> Iterator[Comparison]:
+        """Yield all modes."""
+        for model in models:
+            one = Job(model, OURS, 2, graphs=True)
+            two = replace(one, tensor=2)
+            yield Comparison(replace(two, context=2, merge=TORCH), (two,), native_pair(one))
+
+    @classmethod
+    def problems(cls, run: Run) -> Iterator[str]:
+        """Yield that a rank's top-k was merged by anything else, or not at all.
+
+        A graph holds a merge for each call of attention, as each layer has an indexer. Outside graphs there
+        may be fewer: attention may take one batch in two calls, what it counts as decodes and the rest.
+        """
+        for phase in ("prefill", "decode"):
+            for rank, counts in enumerate(comparison.ranks_of(run.figures["launches"][f"{phase}_batch"])):
+                yield from (f"rank {rank}: {problem}" for problem in cls.merge_problems(counts, phase))
+
+    @staticmethod
+    def merge_problems(counts: Mapping[str, Any], phase: str) -> Iterator[str]:
+        """Yield what is wrong with the merges of one rank."""
+        if "merges" not in counts:
+            yield f"merges were not counted in {phase}"
+            return
+        merges, calls = counts["merges"], sum(counts["calls"]["replayed"].values())
+        if counts["cutedsl_loaded"]:
+            yield "CuteDSL's merge was loaded"
+        if not launched(merges, ANY_PHASE):
+            yield f"PyTorch merged nothing in {phase}"
+        held = merges["replayed"].get(ANY_PHASE, 0)
+        if held < calls:
+            yield f"{held} merges in graphs for {calls} calls of attention"
 
 
 class PipelineProof(TwoRanks):

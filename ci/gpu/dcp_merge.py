@@ -6,7 +6,7 @@ The kernel is compiled where it runs first, by Python packages that were carried
 there. Should one of them be missing or of another release, no engine with context parallelism would start,
 for a reason that is not the patches'. So it is tried once before the engines, in a process of its own, and
 only such an error lets the ranks take vLLM's merge without CuteDSL; the report says so. Any other error is
-left for the engines to meet.
+left for the engines to meet. Engines whose job says so (`Job.merge`) do without CuteDSL in any case.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def probe(command: tuple[str, ...] = (sys.executable, __file__)) -> dict[str, An
 
 
 def do_without() -> None:
-    """Let this process take the merge without CuteDSL if the host cannot run it."""
+    """Let this process take the merge without CuteDSL if the host cannot run it, or the job says so."""
     if WITHOUT_CUTEDSL in os.environ:
         from vllm.model_executor.layers import sparse_attn_indexer
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from dcp_merge import WITHOUT_CUTEDSL
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -28,6 +30,10 @@ WIDE_DECODE_TOKENS = 48
 # Several prefills of many chunks each, so that every stage of a pipeline has one in flight.
 LONG_LENGTHS = (12000, 14000, 16000, 18000, 24000, 30000)
 LONG_DECODE_TOKENS = 128  # with 32, one to four of a hundred right engines would be too far apart
+# Twenty requests with windows of six rows are more than 64 rows until ten have ended. No prompt is short: in
+# little context many tokens of the larger vocabulary have no partner to look up, and the choice is a near tie
+# then, at which right engines part.
+WIDE_DRAFTS_LENGTHS = tuple(range(1000, 1000 + 20 * 260, 260))
 SECOND_RUNNER = 2
 FP8_CACHES = ("fp8_ds_mla", "fp8", "fp8_e4m3")
 
@@ -37,6 +43,7 @@ TEXTS: Final = {
     "far_text": (FAR_LENGTHS, FAR_DECODE_TOKENS, 11),
     "wide_text": (WIDE_LENGTHS, WIDE_DECODE_TOKENS, 30011),
     "long_text": (LONG_LENGTHS, LONG_DECODE_TOKENS, 40011),
+    "wide_drafts_text": (WIDE_DRAFTS_LENGTHS, FAR_DECODE_TOKENS, 50011),
 }
 """By name: lengths of the prompts, tokens that continue each, seed."""
 
@@ -62,6 +69,7 @@ class Limits:
 
 
 ATTENTION, INDEXER, DRAFTS, WIDE, LONG = "attention", "indexer", "drafts", "wide", "long"
+WIDE_DRAFTS = "wide-drafts"
 SYNC, ALLOCATIONS, SOAK = "sync", "allocations", "soak"
 SMALL_CACHE = 160 << 20  # some 40,000 tokens in bf16, 70,000 in fp8
 WIDE_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
@@ -71,6 +79,7 @@ LIMITS: Final = {
     DRAFTS: Limits(model_len=32768),
     WIDE: Limits(model_len=4096, requests=128, graphs=WIDE_GRAPHS),
     LONG: Limits(model_len=32768, tokens=2048),
+    WIDE_DRAFTS: Limits(model_len=8192, requests=24, graphs=(1, 2, 4, 8, 16, 24)),
     SYNC: Limits(model_len=8192),
     ALLOCATIONS: Limits(model_len=8192),
     # Holds the longest request and little more, so that requests are preempted.
@@ -79,6 +88,7 @@ LIMITS: Final = {
 """By what an engine does; `engine_tasks.TASKS` does it."""
 # The tokens are prescribed: every engine is asked about the same text.
 PRESCRIBED = (ATTENTION, INDEXER, WIDE, LONG)
+TORCH = "torch"
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Job:
         pipeline: Stages of pipeline parallelism.
         path: Which of its two kernels FLASHMLA_SPARSE prefills an fp8 cache with, "mixed" (the fp8 kernel)
             or "separate" (the bf16 kernel, on a copy in bf16); None leaves that to the number of heads.
+        merge: What merges the indexer's top-k of the ranks of context parallelism: `TORCH`, PyTorch's
+            operations; None leaves that to vLLM, which takes CuteDSL's kernels on SM90.
 
     """
 
@@ -118,6 +130,7 @@ class Job:
     context: int = 1
     pipeline: int = 1
     path: str | None = None
+    merge: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -146,6 +159,7 @@ class Job:
             parts += [self.task, *([f"mtp{self.draft}"] if self.draft else [])]
         parallel = {"tp": self.tensor, "dcp": self.context, "pp": self.pipeline}
         parts += [f"{name}{ranks}" for name, ranks in parallel.items() if ranks > 1]
+        parts += [f"{self.merge}merge"] if self.merge else []
         parts += [self.cache] if self.cache != "auto" else []
         parts += [] if self.toolkit else ["hidden"]
         return "-".join(parts)
@@ -196,6 +210,8 @@ def environment(job: Job) -> dict[str, str]:
         variables["VLLM_SPARSE_INDEXER_LOGITS_BACKEND"] = job.indexer
     if job.task == SYNC:
         variables["VLLM_GPU_SYNC_CHECK"] = "error"
+    if job.merge == TORCH:
+        variables[WITHOUT_CUTEDSL] = "the mode says so"
     if job.ranks > 1:  # spawned, so that each rank observes itself from the start (`rank_observer`)
         variables |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"} | WITHOUT_MULTICAST
     return variables

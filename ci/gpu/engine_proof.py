@@ -33,7 +33,16 @@ import indexer_proof
 import numpy as np
 import small_models
 from comparison import launched
-from complete_proofs import ContextProof, DraftsProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
+from complete_proofs import (
+    ContextProof,
+    DraftsProof,
+    Fp8Proof,
+    GroupsProof,
+    MergeProof,
+    PipelineProof,
+    WideDraftsProof,
+    WideProof,
+)
 from engine_jobs import DECODE_TOKENS, PROMPT_LENGTHS, SHORT_LENGTHS, TEXTS, Job
 from engine_runner import Run, Runner, host
 from health_proofs import AllocationProof, SyncProof
@@ -295,10 +304,12 @@ PROOFS: dict[str, Any] = {
     "fp8": Fp8Proof,
     "drafts": DraftsProof,
     "wide": WideProof,
+    "wide-drafts": WideDraftsProof,
     "groups": GroupsProof,
     "sync": SyncProof,
     "allocations": AllocationProof,
     "dcp": ContextProof,
+    "dcp-merge": MergeProof,
     "pipeline": PipelineProof,
 }
 

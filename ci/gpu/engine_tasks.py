@@ -11,7 +11,7 @@ import engine_jobs
 from engine_jobs import DECODE_TOKENS, FAR_DECODE_TOKENS, SHORT_ALONE, SHORT_DECODE_TOKENS
 from engine_worker import Running, generate, run_batch, score, start
 from health_tasks import run_allocations, run_sync
-from scheduling import DraftWatch
+from scheduling import BatchWatch, DraftWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +77,15 @@ def run_drafts(task: Task) -> Found:
     return running.arrays, score_and_choose(running, prompts) | observed(running)
 
 
+def run_wide_drafts(task: Task) -> Found:
+    """Score many prompts and continue them with drafts, all at once; tell how full the batches were."""
+    running = start(task)
+    batches = BatchWatch(running.engine)
+    prompts = [tokens[:-FAR_DECODE_TOKENS] for tokens in task.texts["wide_drafts_text"]]
+    figures = score_and_choose(running, prompts)
+    return running.arrays, figures | {"batches": batches.as_json()} | observed(running)
+
+
 def run_wide(task: Task) -> Found:
     """Score and continue many prompts at once."""
     return prescribed_batch(task, "wide_text", engine_jobs.WIDE_DECODE_TOKENS)
@@ -89,8 +98,6 @@ def run_long(task: Task) -> Found:
 
 def prescribed_batch(task: Task, text: str, continued: int) -> Found:
     """Score and continue the prompts of one text; tell how full the engine's batches were."""
-    from scheduling import BatchWatch
-
     running = start(task)
     batches = BatchWatch(running.engine)
     _, cached = run_batch(running, "", task.texts[text], continued)
@@ -162,6 +169,7 @@ TASKS: Final[dict[str, Callable[[Task], Found]]] = {
     engine_jobs.DRAFTS: run_drafts,
     engine_jobs.WIDE: run_wide,
     engine_jobs.LONG: run_long,
+    engine_jobs.WIDE_DRAFTS: run_wide_drafts,
     engine_jobs.SYNC: run_sync,
     engine_jobs.ALLOCATIONS: run_allocations,
 }

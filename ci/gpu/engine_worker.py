@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_jobs import INDEXER, SECOND_RUNNER, Job, Task, engine_arguments, environment
+from engine_jobs import INDEXER, SECOND_RUNNER, TORCH, Job, Task, engine_arguments, environment
 
 TRACE_SECONDS = 240  # writing a trace while Triton compiles can end the process
 JOB_FILE = "ENGINE_JOB"  # names the job for the processes of its ranks
@@ -136,6 +136,8 @@ def observe_backend(job: Job) -> Any:
     observer.install(AttentionBackendEnum[job.backend].get_class().get_impl_cls())
     if job.backend == OURS and "shared" in MODELS[job.model].layers:
         observer.watch_topk()
+    if job.merge == TORCH:
+        observer.watch_merges()
     return observer
 
 

@@ -10,7 +10,8 @@
   replay of that graph.
 
 `Observer.watch_topk` also counts what layers that share a top-k need only once: its conversion to rows of the
-cache, and the indexer's logits.
+cache, and the indexer's logits. `Observer.watch_merges` counts the merges of the top-k of context-parallel
+ranks by PyTorch.
 
 `IndexerObserver.install_indexer` wraps what computes the indexer's logits instead: DeepGEMM's two
 functions and Triton's two kernels.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +44,10 @@ CONVERTING = (  # modules that call it by this name: for a group of layers, and 
     "vllm.v1.attention.backends.mla.index_group",
     "vllm.model_executor.layers.attention.sparse_mla_attention",
 )
+MERGES = "vllm.model_executor.kernels.attention.dsa.dcp_indexer"
+MERGE = "stable_topk_from_gathered_candidates"
+CUTEDSL_MERGES = f"{MERGES}_cutedsl"  # imported where it merges, and by nothing else in a rank
+ANY_PHASE = "any"
 Damage = Literal["none", "zero", "shift", "shift_pool", "scale", "tail", "lse", "sync"]
 """What is done to each call: the output zeroed; every row moved by one, or by a pool; in an fp8 cache the
 first scale of each row doubled, or the RoPE values zeroed; the LSE returned in base 2; a host read."""
@@ -138,7 +144,9 @@ class Observer:
         self.kernels = Launches()  # of our kernels
         self.conversions = Launches()  # of a top-k, by the phase of the call of attention that follows
         self.logits = Launches()  # of indexers
+        self.merges = Launches()  # of the ranks' top-k by PyTorch, as one phase: the merge knows of none
         self.watches_topk = False
+        self.watches_merges = False
         self.variants: set[Any] = set()
         self.announced: set[Any] = set()  # variants that the warm-up compiles; none without graphs
         self.cache: dict[str, Any] = {}  # the backend's name of the cache's type, and bytes of a row
@@ -166,12 +174,19 @@ class Observer:
             "kernels": self.kernels.as_json(),
             "dense": self.dense.as_json(),
             "graph_replays": self.graph_replays,
-        } | self._topk_counts()
+            **self._topk_counts(),
+            **self._merge_counts(),
+        }
 
     def _topk_counts(self) -> dict[str, Any]:
         if not self.watches_topk:
             return {}
         return {"conversions": self.conversions.as_json(), "logits": self.logits.as_json()}
+
+    def _merge_counts(self) -> dict[str, Any]:
+        if not self.watches_merges:
+            return {}
+        return {"merges": self.merges.as_json(), "cutedsl_loaded": CUTEDSL_MERGES in sys.modules}
 
     def variant_names(self) -> tuple[list[str], list[str]]:
         """Return the variants that were launched, and those of them that nothing announced."""
@@ -185,15 +200,16 @@ class Observer:
 
     def _counted(self) -> tuple[Launches, ...]:
         """Return what graphs hold; the `kind` of a count is its place here."""
-        return self.calls, self.kernels, self.conversions, self.logits
+        return self.calls, self.kernels, self.conversions, self.logits, self.merges
 
-    def _count(self, counts: Launches, kind: int) -> None:
+    def _count(self, counts: Launches, kind: int, phase: str | None = None) -> None:
+        phase = phase or self.phase
         if torch.cuda.is_current_stream_capturing():
-            counts.captured[self.phase] += 1
+            counts.captured[phase] += 1
             if self._graph is not None:
-                self._held[self._graph][kind][self.phase] += 1
+                self._held[self._graph][kind][phase] += 1
         else:
-            counts.eager[self.phase] += 1
+            counts.eager[phase] += 1
 
     def _watch_graphs(self) -> None:
         observer = self
@@ -268,6 +284,18 @@ class Observer:
             self._watch_conversion(import_module(name))
         for module, function, phase in LOGITS:
             self._watch_function(import_module(module), function, phase, self.logits, 3)
+
+    def watch_merges(self) -> None:
+        """Count the merges of the ranks' top-k by PyTorch; vLLM imports the function anew for each."""
+        self.watches_merges = True
+        observer, module = self, import_module(MERGES)
+        original = getattr(module, MERGE)
+
+        def observed(*arguments: Any, **options: Any) -> Any:
+            observer._count(observer.merges, 4, ANY_PHASE)
+            return original(*arguments, **options)
+
+        setattr(module, MERGE, wrapped(original, observed))
 
     def _watch_conversion(self, module: Any) -> None:
         observer, original = self, getattr(module, CONVERT)

@@ -18,9 +18,10 @@ REPORTS = (
     *("kernel-check", "sanitizer", "kernel-bench", "engine"),
     *("logits-check", "logits-bench", INDEXER_REPORT),
 )
-COMPARED = ("fp8", "drafts", "wide", "groups", "dcp", "pipeline")
+COMPARED = ("fp8", "drafts", "wide", "wide-drafts", "groups", "dcp", "dcp-merge", "pipeline")
 EXAMINED = ("sync", "allocations")
-SOAK = "soak"
+LATER = {"dcp-merge", "wide-drafts"}  # no host has given these yet: tests of reports do without them alone
+SOAK, PLANTED = "soak", "planted-soak"
 GGUF = ("gguf-two-gpus", "gguf-two-gpus-language", "gguf-wide-text", "gguf-wide")
 GGUF_STEPS = ("twin", "language", "wide-text")
 KERNELS = ("triton_mla_sparse", "page_size_1_reuse", "flashmla_bf16")
@@ -47,7 +48,7 @@ def segments() -> list[str]:
 def provenance() -> list[str]:
     """Return the table of what each report measured."""
     lines = ["| report | result | wheel | wheel sha256 | commit | stack id |", "|---|---|---|---|---|---|"]
-    for name in (*REPORTS, *there((*COMPARED, *EXAMINED, *GGUF, SOAK)), *segments()):
+    for name in (*REPORTS, *there((*COMPARED, *EXAMINED, *GGUF, SOAK, PLANTED)), *segments()):
         document = report(name)
         files = document["wheel_files"]
         wheel, commit, stack = files["wheel"], files["commit"][:12], files["stack_id"][:12]
@@ -165,7 +166,7 @@ def compared() -> list[str]:
             "",
             "Mean absolute differences of log-probabilities between two native engines, and the largest of",
             "ours in units of them; the bound is 1.5. Ours are differences from native engines, with as many",
-            "drafts. Of dcp and pipeline they are differences from our own engine without context",
+            "drafts. Of dcp, dcp-merge and pipeline they are differences from our own engine without context",
             "parallelism and stages: there the native engines give the bound alone.",
             "",
             "| proof | mode | prefill: natives | ratio | decode: natives | ratio |",
@@ -209,7 +210,8 @@ def soaked() -> list[str]:
 
 def soak_shares(found: list[dict[str, Any]]) -> list[str]:
     """Return how long a soak took and how much of it was compared."""
-    total = {name: sum(r[name] for r in found) for name in (*traffic.SUMS, "traffic_seconds")}
+    names = (*traffic.NEEDED, "parted", "traffic_seconds")
+    total = {name: sum(r[name] for r in found) for name in names}
     [clock] = [r["clock_seconds"] for r in found if "clock_seconds" in r] or [
         traffic.union((r["began"], r["ended"]) for r in found)
     ]
@@ -218,11 +220,25 @@ def soak_shares(found: list[dict[str, Any]]) -> list[str]:
         for part, whole in (("replays", "recorded"), ("tokens_compared", "replayed_tokens"))
     )
     prompts = f"{total['prompt_logprobs_compared']:,} log-probabilities of prompts"
+    swings = [r["widest_swing"] for r in found if "widest_swing" in r]  # not in reports of schema 2
+    parted = f"{total['parted']:,} parted at a near tie"
+    if swings:
+        at_once = sum(r["parted_at_once"] for r in found)
+        parted += f" ({at_once:,} at the first token), by {max(swings):.2f} at most"
     return [
         "the seconds are those of all engines together, within",
         f"{clock:.0f} s by the clock; new requests arrived for {total['traffic_seconds']:.0f} s.",
         f"Of the recorded answers {replayed} were asked again while others arrived; of their tokens",
-        f"{compared} were compared, with {prompts}; {total['parted']:,} parted at a near tie.",
+        f"{compared} were compared, with {prompts}; {parted}.",
+        *planted(),
+    ]
+
+
+def planted() -> list[str]:
+    """Return what a soak with damaged steps found."""
+    return [
+        f"With damaged steps {one['found']:,} of {one['hit']:,} answers under way then were found to differ."
+        for one in map(report, there((PLANTED,)))
     ]
 
 

@@ -53,7 +53,9 @@ class Proof(NamedTuple):
     name: str
     """What `engine_proof.py --proof` calls it."""
     seconds: float
-    """What its modes take with empty caches. Measured, but `drafts` is reckoned from its engines.
+    """What its modes take with empty caches. Measured, but `drafts`, `wide-drafts` and `dcp-merge` are
+    reckoned from their engines: the latter two start all of theirs together, and such of `wide` and `dcp`
+    took up to 124 and 134 s.
 
     `wide` and `groups` took 520 s in one call, four segments of the soak beside them.
     """
@@ -66,10 +68,12 @@ PROOFS = {
     "fp8": Proof("fp8", 400),
     "drafts": Proof("drafts", 300),
     "wide": Proof("wide", 250),
+    "wide-drafts": Proof("wide-drafts", 150),
     "groups": Proof("groups", 170),
     "sync": Proof("sync", 150),
     "allocations": Proof("allocations", 140),
     "dcp": Proof("dcp", 380, cards=2),
+    "dcp-merge": Proof("dcp-merge", 190, cards=2),
     "pipeline": Proof("pipeline", 220, cards=2),
 }
 STEPS |= dict.fromkeys(PROOFS, "engine_proof.py")
@@ -212,6 +216,7 @@ class Session:
         """Start the soak with as much time as there is."""
         seconds = max(1.0, self.left() - reserved - SOAK_END)
         options = ["--segments", *map(str, self.segments), "--seconds", f"{seconds:.0f}"]
+        options += ["--planted"] if 0 in self.segments else []  # once in a soak, which has segment 0
         return self.start(SOAK, *options, "--work", str(self.work / SOAK), "--files", str(self.installed))
 
     def start_sanitizer(self, reserved: float) -> subprocess.Popen[bytes]:

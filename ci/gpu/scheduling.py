@@ -11,6 +11,7 @@ class BatchWatch:
     Attributes:
         requests: Most requests of one batch.
         decodes: Most requests of a batch without a prefill.
+        windows: Most requests of such a batch that have a row for each of their drafts beside their own.
         prefills_in_flight: Most batches with a prefill that were on their way at the same time.
         preemptions: Requests that lost their place in the cache.
 
@@ -19,6 +20,7 @@ class BatchWatch:
     def __init__(self, engine: Any) -> None:
         self.requests = 0
         self.decodes = 0
+        self.windows = 0
         self.prefills_in_flight = 0
         self.preemptions = 0
         self._core = engine.llm_engine.engine_core.engine_core
@@ -34,6 +36,8 @@ class BatchWatch:
         self.requests = max(self.requests, count)
         if not self._has_prefill(batch):
             self.decodes = max(self.decodes, count)
+            rows = batch.num_scheduled_tokens.values()
+            self.windows = max(self.windows, sum(tokens == self._longest_decode for tokens in rows))
         flying = [batch, *(entry[1] for entry in self._core.batch_queue or ())]
         self.prefills_in_flight = max(self.prefills_in_flight, sum(map(self._has_prefill, flying)))
         return batch
@@ -47,7 +51,7 @@ class BatchWatch:
 
     def as_json(self) -> dict[str, int]:
         """Return plain values."""
-        names = ("requests", "decodes", "prefills_in_flight", "preemptions")
+        names = ("requests", "decodes", "windows", "prefills_in_flight", "preemptions")
         return {name: getattr(self, name) for name in names}
 
 

@@ -1,6 +1,6 @@
 """Soak an engine with mixed traffic, ask everything again, and look for NaN, hangs and other answers.
 
-    python soak.py run --segments 0 1 --seconds 300 --out DIR --work DIR --files INSTALLED.json
+    python soak.py run --segments 0 1 --seconds 300 --out DIR --work DIR --files INSTALLED.json [--planted]
     python soak.py merge --out soak.json DIR/soak-*.json [--least 1800]
 
 A segment is a seed and a kind of engine (`ENGINES`, in turn); it can run in any session, and its report is
@@ -12,6 +12,10 @@ first.
 The same answer is the same tokens up to a near tie and the same log-probabilities within
 `traffic.MEAN_BOUND`: the backend does not serve VLLM_BATCH_INVARIANT, so that the bits depend on how batches
 are made up. A report counts what was compared, and a segment that compared too little fails.
+
+With `--planted` there is one more engine, an eager one (`planted-soak.json`): once answers are asked again, a
+step now and then reads for every row of the top-k the row before. Most of the answers under way in such a
+step must be found to differ.
 
 Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
 it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
@@ -57,6 +61,9 @@ ENGINES: Final = (
     Job("glm53flash", OURS, 2, graphs=True, task=SOAK, cache="fp8_ds_mla"),
 )
 """Segment K runs the one at K modulo their number."""
+PLANTED_ENGINE: Final = Job("glm5", OURS, 2, graphs=False, task=SOAK)  # what is in a graph cannot be damaged
+PLANTED_SECONDS: Final = 240.0  # at most, with the engine's start
+LEAST_FOUND: Final = 0.5  # of the answers that damage hit; one in five has parted before
 
 
 @dataclass(frozen=True)
@@ -67,22 +74,29 @@ class Segment:
         number: Its seed.
         seconds: Until nothing more arrives, with the engine's start.
         folder: Of its files.
+        planted: Whether steps are damaged.
 
     """
 
     number: int
     seconds: float
     folder: Path
+    planted: bool = False
 
     @property
     def job(self) -> Job:
         """Its engine."""
-        return ENGINES[self.number % len(ENGINES)]
+        return PLANTED_ENGINE if self.planted else ENGINES[self.number % len(ENGINES)]
+
+    @property
+    def name(self) -> str:
+        """Name of its files."""
+        return "planted-soak" if self.planted else f"soak-{self.number}"
 
     @property
     def base(self) -> Path:
         """Path of its files, without the suffix."""
-        return self.folder / f"soak-{self.number}"
+        return self.folder / self.name
 
 
 class Watchdog:
@@ -155,16 +169,27 @@ def run_segment(segment: Segment, files: dict[str, Any] | None) -> dict[str, Any
 def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dict[str, Any]:
     """Judge what the engine of a segment gave."""
     report: dict[str, Any] = {**dict.fromkeys(traffic.SUMS, 0), **{name: [] for name in traffic.LISTS}}
-    report |= dict.fromkeys((*traffic.TIMES, "began", "ended"), 0.0) | found
+    report |= dict.fromkeys((*traffic.TIMES, "began", "ended", "widest_swing"), 0.0) | found
     if error:
         report["hangs"] = [error]
     problems = [f"{name}: {report[name]}" for name in traffic.LISTS if report[name]]
     problems += [f"no {name}" for name in traffic.NEEDED if not report[name]]
     problems += too_few(report)
+    if segment.planted:
+        problems = planted_problems(report)
     return {
         "schema": traffic.SCHEMA, "segment": segment.number, "engine": segment.job.name,
         **report, "problems": problems, "passed": not problems, "result": "FAILED" if problems else "passed",
     }  # fmt: skip
+
+
+def planted_problems(report: dict[str, Any]) -> list[str]:
+    """Say what is wrong with a segment in which most of the damaged answers must be found."""
+    problems = [f"hangs: {report['hangs']}"] if report["hangs"] else []
+    hit, found = report.get("hit", 0), report.get("found", 0)
+    if not hit or found < LEAST_FOUND * hit:
+        problems.append(f"{found} of {hit} damaged answers were found, not {LEAST_FOUND:.0%}")
+    return problems
 
 
 def too_few(report: dict[str, Any]) -> list[str]:
@@ -183,7 +208,7 @@ def too_few(report: dict[str, Any]) -> list[str]:
 def keep_segment(segment: Segment, files: dict[str, Any] | None, out: Path) -> dict[str, Any]:
     """Run the engine of a segment and write its report, whatever becomes of the others; return it."""
     report = run_segment(segment, files) | {"host": host(segment.folder, reuse=True)}
-    (out / f"soak-{segment.number}.json").write_text(json.dumps(report, indent=1))
+    (out / f"{segment.name}.json").write_text(json.dumps(report, indent=1))
     return report
 
 
@@ -194,6 +219,8 @@ def run(arguments: argparse.Namespace) -> bool:
     arguments.out.mkdir(parents=True, exist_ok=True)
     files = json.loads(arguments.files.read_text()) if arguments.files else None
     segments = [Segment(number, arguments.seconds, work) for number in arguments.segments]
+    if arguments.planted:
+        segments.append(Segment(0, min(arguments.seconds, PLANTED_SECONDS), work, planted=True))
     for model in sorted({segment.job.model for segment in segments}):
         small_models.write_model(small_models.MODELS[model], WEIGHTS_SEED, work / model)
     with ThreadPoolExecutor(len(segments)) as pool:
@@ -206,6 +233,8 @@ def line(report: dict[str, Any]) -> str:
     """Return what the table says of a segment, or of all together."""
     numbers = ", ".join(f"{report[name]} {name}" for name in traffic.SUMS)
     name = f"segment {report['segment']}" if "segment" in report else f"{len(report['segments'])} segments"
+    if "hit" in report:
+        name = f"planted: {report['found']} of {report['hit']} damaged answers found"
     result = "passed" if report["passed"] else f"FAILED {report.get('problems', '')}"
     times = f"{report['seconds']:.0f} s, {report['traffic_seconds']:.0f} s with arrivals"
     times += f", in {report['clock_seconds']:.0f} s" if "clock_seconds" in report else ""
@@ -227,6 +256,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     running = commands.add_parser("run")
     running.add_argument("--segments", type=int, nargs="+", required=True, help="seeds; each is run once")
     running.add_argument("--seconds", type=float, required=True, help="of each engine, with its start")
+    running.add_argument("--planted", action="store_true", help="one more engine, with damaged steps")
     running.add_argument("--out", type=Path, required=True, help="folder for the reports")
     running.add_argument("--work", type=Path, required=True, help="folder for models and logs")
     running.add_argument("--files", type=Path, help="manifest that wheel_files.py install wrote")

@@ -19,7 +19,7 @@ import small_models
 import traffic
 from engine_jobs import engine_arguments, environment
 from engine_runner import WEIGHTS_SEED
-from engine_worker import forbid_autotuning
+from engine_worker import forbid_autotuning, observe_backend
 from scheduling import BatchWatch
 from soak import Segment
 from traffic import Answer, Request
@@ -38,6 +38,9 @@ TOGETHER: Final = 12  # requests that are asked again at the same time
 # MOST_OPEN allows, would leave them a fifth. A burst fits in; between bursts fewer arrive than would fill it.
 LATER_OPEN: Final = 14
 LATER_GAPS: Final = 4  # times as many steps between arrivals
+DAMAGED_STEPS: Final = (
+    50  # of so many steps one is damaged, if damage is planted, once answers are asked again
+)
 
 
 @dataclass
@@ -77,16 +80,20 @@ class Soak:
         open: What is under way or waiting, by its name in the engine.
         closed: What was answered or cancelled, by kind.
         waiting: Recorded requests to ask again, last ones last.
+        hit: Names of the recorded requests that were under way again in a damaged step.
 
     """
 
-    def __init__(self, segment: Segment, engine: Any) -> None:
+    def __init__(self, segment: Segment, engine: Any, observer: Any = None) -> None:
         self.core = engine.llm_engine
         self.prompts = Prompts(segment.job.model)
         self.beat = segment.base.with_suffix(".beat")
         self.open: dict[str, Asked] = {}
         self.closed: dict[str, list[Asked]] = {kind: [] for kind in (FIRST, LATER, AGAIN)}
         self.waiting: list[Request] = []
+        self.hit: set[int] = set()
+        self._observer = observer  # with which to damage steps; None for none
+        self._steps = 0  # since answers are asked again
         self._coming = traffic.requests(SEED + segment.number)
         self._upcoming = next(self._coming)
         self._wait = 0  # steps since the last arrival
@@ -96,7 +103,8 @@ class Soak:
         from vllm import SamplingParams
 
         params = SamplingParams(
-            max_tokens=request.tokens, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=2,
+            max_tokens=request.tokens, temperature=0.0, ignore_eos=True, detokenize=False,
+            logprobs=traffic.RANKED,
             prompt_logprobs=1 if request.scored else None,
         )  # fmt: skip
         name = f"{kind}{request.name}"
@@ -115,12 +123,15 @@ class Soak:
         """Put away what was answered or cancelled; what is recorded is to be asked again."""
         asked = self.open.pop(name)
         self.closed[asked.kind].append(asked)
+        if asked.kind == LATER:
+            asked.answer.ranked.clear()  # only what is compared needs it
         if asked.kind == FIRST and asked.answer.tokens:
             self.waiting.append(asked.request)
 
     def step(self) -> None:
         """Let the engine make a step, and note what it says."""
-        for out in self.core.step():
+        outputs = self.core.step()
+        for out in outputs:
             if out.request_id not in self.open:
                 continue  # cancelled while the step was under way
             asked = self.open[out.request_id]
@@ -130,7 +141,8 @@ class Soak:
                 self.close(out.request_id)
             elif cancel_after is not None and len(asked.answer.tokens) >= cancel_after:
                 self.cancel(out.request_id)
-        self.beat.touch()
+        if outputs:  # steps that give no token to anybody are no sign of life
+            self.beat.touch()
 
     def traffic(self, recorded_until: float, until: float) -> None:
         """Let requests arrive all the time; once their answers are recorded no more, ask again in between."""
@@ -140,6 +152,7 @@ class Soak:
             else:
                 self.ask_again()
                 self.arrive(LATER, LATER_OPEN, LATER_GAPS)
+                self.damage()
             if self.core.has_unfinished_requests():
                 self.step()
 
@@ -162,6 +175,23 @@ class Soak:
         while self.waiting and self.has_room(AGAIN, TOGETHER):
             self.add(self.waiting.pop(), AGAIN)
 
+    def damage(self) -> None:
+        """Damage the next step, or no longer, if damage is planted."""
+        if self._observer is None:
+            return
+        self._steps += 1
+        damages = self._steps % DAMAGED_STEPS == 0
+        self._observer.damage = "shift" if damages else "none"
+        if damages:
+            # The step before, whose tokens are not there yet, and this one are inside of these answers.
+            again = [asked for asked in self.open.values() if asked.kind == AGAIN and asked.answer.tokens]
+            recorded = {asked.request.name: len(asked.answer.tokens) for asked in self.closed[FIRST]}
+            self.hit |= {
+                asked.request.name
+                for asked in again
+                if len(asked.answer.tokens) + 3 < recorded[asked.request.name]
+            }
+
     def has_room(self, kind: str, most: int) -> bool:
         """Say whether one more request of a kind may be open."""
         return len(self.open) < MOST_OPEN and sum(asked.kind == kind for asked in self.open.values()) < most
@@ -177,11 +207,9 @@ def note(answer: Answer, out: Any) -> None:
     completion = out.outputs[0]
     given = list(zip(completion.token_ids, completion.logprobs, strict=True))
     for token, entry in given[len(answer.tokens) :]:
-        chosen = entry[token].logprob
-        others = [item.logprob for other, item in entry.items() if other != token]
         answer.tokens.append(token)
-        answer.logprobs.append(chosen)
-        answer.gaps.append(chosen - max(others) if others else float("inf"))
+        answer.logprobs.append(entry[token].logprob)
+        answer.ranked.append({other: item.logprob for other, item in entry.items()})
     if out.prompt_logprobs and not answer.prompt_logprobs:
         entries = zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:], strict=True)
         answer.prompt_logprobs = [entry[token].logprob for token, entry in entries]
@@ -205,11 +233,21 @@ def figures(closed: Mapping[str, Sequence[Asked]]) -> dict[str, Any]:
         "replayed_tokens": sum(len(recorded[name].tokens) for name in names),
         "tokens_compared": sum(one.tokens for one in compared),
         "prompt_logprobs_compared": sum(one.prompt_logprobs for one in compared),
-        "parted": sum(one.parted for one in compared),
+        "parted": sum(one.swing is not None for one in compared),
+        "parted_at_once": sum(one.swing is not None and not one.tokens for one in compared),
+        "widest_swing": max((one.swing for one in compared if one.swing is not None), default=0.0),
         "logprobs_checked": sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers),
         "not_finite": [f"{bad} log-probabilities" for answer in answers if (bad := answer.not_finite())],
         "differing": [f"request {name}: {one.problem}" for name, one in found if one.problem],
     }
+
+
+def planted(soak: Soak) -> dict[str, Any]:
+    """Say which of the answers that damage hit were found to differ."""
+    recorded = {asked.request.name: asked.answer for asked in soak.closed[FIRST]}
+    hit = [asked for asked in soak.closed[AGAIN] if asked.request.name in soak.hit]
+    compared = [traffic.compare(recorded[asked.request.name], asked.answer) for asked in hit]
+    return {"hit": len(hit), "found": sum(one.problem is not None for one in compared)}
 
 
 def main() -> None:
@@ -223,16 +261,21 @@ def main() -> None:
     forbid_autotuning()
     from vllm import LLM
 
+    observer = observe_backend(segment.job) if segment.planted else None
     engine = LLM(**engine_arguments(segment.job, segment.folder / segment.job.model))
     batches = BatchWatch(engine)
-    soak = Soak(segment, engine)
+    soak = Soak(segment, engine, observer)
     began, began_at = time.monotonic(), time.time()
     end += segment.seconds
     soak.beat.touch()
     soak.traffic(began + RECORDED_SHARE * (end - began), end)
     arrived = time.monotonic()
+    if observer is not None:
+        observer.damage = "none"
     soak.drain()
-    found = figures(soak.closed) | {
+    found = figures(soak.closed) | (planted(soak) if segment.planted else {})
+    found["differing"] += [f"{name}: it never ended" for name in soak.open]
+    found |= {
         "preemptions": batches.preemptions, "hangs": [], "seconds": time.monotonic() - began,
         "traffic_seconds": arrived - began, "began": began_at, "ended": time.time(),
     }  # fmt: skip

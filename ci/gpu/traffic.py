@@ -95,7 +95,7 @@ class Answer:
     Attributes:
         tokens: Generated tokens.
         logprobs: Their log-probabilities.
-        gaps: By how much each was more probable than the next best.
+        ranked: At each place, the most probable tokens with their log-probabilities, the chosen one too.
         prompt_logprobs: Of the prompt's tokens but the first, if they were asked for.
         cancelled: Whether the request was cancelled before its end.
 
@@ -103,7 +103,7 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
+    ranked: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
     cancelled: bool = False
 
@@ -114,8 +114,11 @@ class Answer:
 
 # Answers differ by the rounding of other batches: in the mean over many positions native engines differ by
 # 0.0009 to 0.0018, ours from them by up to 0.0021 (`differences` in results/{fp8,wide,groups,dcp}.json).
-# Where a choice is close, another token may follow, and from there on the answers have nothing in common.
-NEAR_TIE: Final = 0.3
+# Where a choice is close, another token may follow, and from there on the answers have nothing in common. At
+# that place they still have: both must rank both tokens, and what one is ahead of the other by may not swing
+# by more than this. Where engines chose greedily one log-probability changed by 0.16 at most, see below.
+NEAR_TIE: Final = 0.5
+RANKED: Final = 5  # tokens that an answer ranks at each place; three may be as good as tied
 # Half of the least, and ten times rounding: damaged attention changes these models' log-probabilities by more
 # (`damage` in the same reports). The LSE in base 2 changed them by 0.040 and 0.074 in the mean, rows moved by
 # one by 0.31 to 2.9, other damages by 0.36 to 4.0.
@@ -136,21 +139,22 @@ class Comparison:
         problem: How it differs; None if it does not.
         tokens: Generated tokens, from the first on, that are equal; their log-probabilities were compared.
         prompt_logprobs: Log-probabilities of the prompt that were compared.
-        parted: Whether another token followed at a near tie, so that the rest was not compared.
+        swing: Where another token followed at a near tie, how much the two tokens' distance changed; None if
+            none did. What comes after is not compared.
 
     """
 
     problem: str | None
     tokens: int = 0
     prompt_logprobs: int = 0
-    parted: bool = False
+    swing: float | None = None
 
 
 def compare(before: Answer, after: Answer) -> Comparison:
     """Compare the answers to the same request.
 
-    Tokens must be the same up to the first near tie (`NEAR_TIE`), and until then log-probabilities within
-    `MEAN_BOUND` in the mean and `ANY_BOUND` each.
+    Tokens must be the same up to the first near tie (`NEAR_TIE`), and until then, and of both tokens there,
+    log-probabilities within `MEAN_BOUND` in the mean and `ANY_BOUND` each.
 
     Args:
         before: The recorded answer; a cancelled one is compared as far as it goes.
@@ -162,14 +166,23 @@ def compare(before: Answer, after: Answer) -> Comparison:
         return Comparison(f"{len(after.tokens)} tokens instead of {count}")
     pairs = list(zip(before.tokens, after.tokens[:count], strict=True))
     parted = next((n for n, (old, new) in enumerate(pairs) if old != new), count)
-    if parted < count and min(before.gaps[parted], after.gaps[parted]) > NEAR_TIE:
-        return Comparison(f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}")
     old = [*before.prompt_logprobs, *before.logprobs[:parted]]
     new = [*after.prompt_logprobs, *after.logprobs[:parted]]
     if len(old) != len(new):
         return Comparison(f"{len(new)} log-probabilities instead of {len(old)}")
-    problem = change_problem([abs(a - b) for a, b in zip(old, new, strict=True)])
-    return Comparison(problem, parted, len(before.prompt_logprobs), parted < count)
+    changes = [b - a for a, b in zip(old, new, strict=True)]
+    swing = None
+    if parted < count:
+        ranks = before.ranked[parted], after.ranked[parted]
+        if not all(token in ranked for token in pairs[parted] for ranked in ranks):
+            return Comparison(f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}")
+        first, second = (ranks[1][token] - ranks[0][token] for token in pairs[parted])
+        swing = abs(second - first)
+        if not swing <= NEAR_TIE:
+            return Comparison(f"token {parted} is {pairs[parted][1]}, not {pairs[parted][0]}, by {swing:.2f}")
+        changes += [first, second]
+    problem = change_problem([abs(change) for change in changes])
+    return Comparison(problem, parted, len(before.prompt_logprobs), swing)
 
 
 def change_problem(changes: Sequence[float]) -> str | None:
@@ -194,14 +207,15 @@ def wheel_of(segment: Mapping[str, Any]) -> tuple[str, str] | None:
     return (files["wheel"]["sha256"], files["stack_id"]) if files else None
 
 
-SCHEMA: Final = 2
-"""Of reports. In those of schema 1 no request arrived while recorded ones were asked again."""
+SCHEMA: Final = 3
+"""Of reports. In those of schema 1 no request arrived while recorded ones were asked again; in those of
+schema 2 answers could part wherever one of them was undecided, and nothing was compared at that place."""
 # What a segment must not be without.
 NEEDED = (
     *("requests", "tokens", "prompt_tokens", "cancellations", "preemptions", "logprobs_checked"),
     *("recorded", "replays", "replayed_tokens", "tokens_compared", "prompt_logprobs_compared"),
 )
-SUMS = (*NEEDED, "parted")
+SUMS = (*NEEDED, "parted", "parted_at_once")
 TIMES = ("seconds", "traffic_seconds")
 LISTS = ("not_finite", "differing", "hangs")
 
@@ -246,6 +260,7 @@ def merge(segments: Sequence[Mapping[str, Any]], least: float = 0.0) -> dict[str
         "segments": sorted(names),
         "clock_seconds": union((segment["began"], segment["ended"]) for segment in segments),
         "engines": sorted({segment["engine"] for segment in segments}),
+        "widest_swing": max(segment["widest_swing"] for segment in segments),
         **total,
         "host": segments[0]["host"],
         "wheel_files": segments[0]["wheel_files"],

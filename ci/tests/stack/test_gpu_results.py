@@ -6,6 +6,7 @@ import copy
 import importlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -49,15 +50,43 @@ MODES = {
     "wide": {
         f"{model}-v2-{how}" for model in MODELS for how in ("graphs-wide", "graphs-wide-" + FP8, "eager-wide")
     },
+    "wide-drafts": {
+        f"{model}-v2-graphs-wide-drafts-{how}" for model in MODELS for how in ("mtp5", f"mtp5-{FP8}")
+    },
     "groups": usual("glm52", "auto", "mqa"),
     "dcp": {
         *usual("glm5", "auto-tp2-dcp2", "mqa-tp2-dcp2"),
         *usual("glm53flash", "auto-tp2-dcp2", "mqa-tp2-dcp2") - {"glm53flash-v1-graphs-auto-tp2-dcp2"},
         *(f"{model}-v2-graphs-mtp2-tp2-dcp2" for model in MODELS),
     },
+    "dcp-merge": {f"{model}-v2-graphs-auto-tp2-dcp2-torchmerge" for model in MODELS},
     "pipeline": usual("glm5", "long-pp2", "long-pp2"),
 }
 """By report. `ci/tests/runtime/gpu/test_jobs.py` compares the reports with the proofs, which need PyTorch."""
+EXAMINED_MODES = {
+    "sync": {
+        mode
+        for model in MODELS
+        for mode in (*usual(model, "sync", "sync"), f"{model}-v2-graphs-sync-mtp3-{FP8}")
+    },
+    "allocations": {
+        f"{model}-v2-{how}-allocations{end}"
+        for model in MODELS
+        for how in ("graphs", "eager")
+        for end in ("", "-" + FP8)
+    },
+}
+"""By report of `health_proofs.py`."""
+OURS, NATIVE = "TRITON_MLA_SPARSE", "FLASHMLA_SPARSE"
+SYNC_FOUND = "RuntimeError: GPU<->CPU sync detected"
+HOOK = re.compile(
+    r"\(gpu_sync_debug\.py:\d+, _sync_warning_hook\)$"
+)  # finds reads, and raises in their place
+LAYERS = 3  # of sparse MLA in both models
+# Allocations of one call: a top-k as rows of the cache, and how many there are. None with patch 0556, which
+# is newer than the report.
+CONVERTED = 2.0
+ENOUGH_STEPS = 32  # of the 64 that are counted; at least as many calls of each layer, or replays
 DAMAGES = {
     "glm5-v2-eager-mqa-fp8_ds_mla": {"zero", "shift", "scale", "tail"},
     "glm53flash-v2-eager-mqa-fp8_ds_mla": {"zero", "shift", "scale", "shift_pool"},
@@ -126,7 +155,7 @@ def check_soak(whole: dict[str, Any], segments: list[dict[str, Any]]) -> None:
     assert whole["segments"] == sorted(segment["segment"] for segment in segments)
     assert whole["engines"] == sorted({segment["engine"] for segment in segments})
     numbers = {name for name, value in whole.items() if type(value) in (int, float)}
-    numbers -= {"schema", "clock_seconds"}
+    numbers -= {"schema", "clock_seconds", "widest_swing"}
     union = importlib.import_module("traffic").union
     clock = union((segment["began"], segment["ended"]) for segment in segments)
     assert whole["clock_seconds"] == pytest.approx(clock)
@@ -141,6 +170,13 @@ def check_soak(whole: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         assert all(segment[finding] == [] for segment in segments)
     assert all(segment["passed"] for segment in (whole, *segments))
     assert len({segment["wheel_files"]["wheel"]["sha256"] for segment in (whole, *segments)}) == 1
+
+
+def check_planted(document: dict[str, Any]) -> None:
+    """Most of the answers that were damaged on purpose were found to differ."""
+    assert (document["passed"], document["hangs"]) == (True, [])
+    assert document["hit"] > 10
+    assert 0.5 * document["hit"] <= document["found"] <= document["hit"]
 
 
 def check_compared(name: str, document: dict[str, Any]) -> None:
@@ -175,13 +211,85 @@ def check_mode(mode: dict[str, Any]) -> None:
         decode = mode["launches"]["decode_batch"]
         conversions, calls = (launched(decode[kind], "decode") for kind in ("conversions", "calls"))
         assert 0 < conversions <= 0.64 * calls, "five layers share three top-k"
-    assert "-wide" not in name or mode["batches"]["decodes"] > 64
-    assert "-pp2" not in name or mode["batches"]["prefills_in_flight"] > 1
+    check_batches(mode)
+    if "-torchmerge" in name:
+        check_merges(mode["launches"])
     if "-mtp" in name:
         accepted = accepted_share(mode["drafts"])
         assert accepted >= 0.1
         others = mode.get("reference_drafts", {}).values()
         assert all(accepted >= accepted_share(other) - 0.1 for other in others)
+
+
+def check_batches(mode: dict[str, Any]) -> None:
+    """As many requests were in a batch at once as the mode needs."""
+    name = mode["mode"]
+    if "-wide-drafts" in name:
+        rows = 1 + int(name.partition("-mtp")[2].partition("-")[0])
+        assert rows == 6
+        assert rows * mode["batches"]["windows"] > 64
+    elif "-wide" in name:
+        assert mode["batches"]["decodes"] > 64
+    assert "-pp2" not in name or mode["batches"]["prefills_in_flight"] > 1
+
+
+def check_merges(launches: dict[str, Any]) -> None:
+    """PyTorch merged the top-k of both ranks, in graphs for every call of attention, and CuteDSL none."""
+    for batch in ("prefill_batch", "decode_batch"):
+        ranks = [launches[batch], *launches[batch]["other_ranks"]]
+        assert len(ranks) == 2
+        for counts in ranks:
+            assert counts["cutedsl_loaded"] is False
+            assert launched(counts["merges"], "any") > 0
+    for counts in ranks:  # while they decoded
+        calls = counts["calls"]["replayed"]["decode"]
+        assert counts["merges"]["replayed"]["any"] >= calls > 0
+
+
+def check_examined(name: str, document: dict[str, Any]) -> None:
+    """All modes are there, of each both engines lived, and ours did what it must."""
+    modes = document["modes"]
+    assert sorted(mode["mode"] for mode in modes) == sorted(EXAMINED_MODES[name])
+    assert document["passed"]
+    engines = {f"{mode['mode']}-{backend.lower()}" for mode in modes for backend in (OURS, NATIVE)}
+    assert document["jobs"].keys() == engines
+    assert all(job["error"] is None for job in document["jobs"].values())
+    for mode in modes:
+        assert (mode["passed"], mode["problems"]) == (True, [])
+        CHECK_EXAMINED[name](mode)
+
+
+def check_sync(mode: dict[str, Any]) -> None:
+    """Nothing of ours read the device until a read was planted, which was found where reads are."""
+    assert mode["clean"] is None
+    assert mode["planted"].startswith(SYNC_FOUND)
+    assert HOOK.search(mode["planted"])
+    fails = "clean" if mode["native"] is None else "fails"
+    assert mode["says"] == f"ours clean, FLASHMLA_SPARSE {fails}"
+
+
+def check_allocations(mode: dict[str, Any]) -> None:
+    """Replays of graphs allocated nothing, the device's memory did not grow, nor did ours allocate more."""
+    assert mode["counts"].keys() == {OURS, NATIVE}
+    ours, native = mode["counts"][OURS], mode["counts"][NATIVE]
+    graphs = "-graphs-" in mode["mode"]
+    for counts in (ours, native):  # what is counted was there
+        assert counts["calls" if graphs else "replays"] == 0
+        assert counts["replays"] >= ENOUGH_STEPS if graphs else counts["calls"] >= LAYERS * ENOUGH_STEPS
+    assert graphs or native["per_call"] > 0  # the counter counts
+    assert (ours["inside_replays"], ours["device_allocations"], ours["reserved_bytes"]) == (0, 0, 0)
+    assert 0 <= ours["per_call"] <= min(native["per_call"], CONVERTED)
+    assert 0 < ours["per_step"] <= native["per_step"]
+    assert mode["says"] == told(ours, native)
+
+
+def told(ours: dict[str, Any], native: dict[str, Any]) -> str:
+    """Return what the table says of the counts of both engines."""
+    both = (f"{name} {ours[name]:.1f} ({native[name]:.1f})" for name in ("per_call", "per_step"))
+    return f"{', '.join(both)}; {ours['inside_replays']} in {ours['replays']} replays"
+
+
+CHECK_EXAMINED = {"sync": check_sync, "allocations": check_allocations}
 
 
 def launched(counts: dict[str, dict[str, int]], phase: str) -> int:
@@ -238,9 +346,26 @@ def test_the_soak_was_half_an_hour_without_a_finding() -> None:
     check_soak(report("soak"), segments())
 
 
-@pytest.mark.parametrize("name", MODES)
+def missing() -> set[str]:
+    """Return the reports of the complete backend that are not there."""
+    return {name for name in (*MODES, *EXAMINED_MODES) if not (RESULTS / f"{name}.json").exists()}
+
+
+def test_only_reports_that_no_host_has_given_yet_are_missing() -> None:
+    table = importlib.import_module("results_table")
+    assert missing() <= table.LATER <= MODES.keys()
+    assert {*table.COMPARED} == MODES.keys()
+    assert {*table.EXAMINED} == EXAMINED_MODES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(MODES.keys() - missing()))
 def test_the_complete_backend_was_within_its_bounds(name: str) -> None:
     check_compared(name, report(name))
+
+
+@pytest.mark.parametrize("name", EXAMINED_MODES)
+def test_no_read_of_the_device_and_no_more_allocations_than_natively(name: str) -> None:
+    check_examined(name, report(name))
 
 
 @pytest.mark.parametrize("path", sorted((RESULTS / "tune").glob("*.json")), ids=lambda path: path.stem)
@@ -318,6 +443,158 @@ def test_a_damaged_comparison_is_found(what: str) -> None:
         check_compared(name, document)
 
 
+def merging() -> dict[str, Any]:
+    """Return a mode as `dcp-merge` gives it, of one of `dcp`."""
+    mode = first(report("dcp"), "v2-graphs-auto")
+    mode["mode"] += "-torchmerge"
+    for batch in mode["launches"].values():
+        for counts in (batch, *batch["other_ranks"]):
+            calls = sum(counts["calls"]["replayed"].values())
+            merges = {"eager": {"any": 27}, "replayed": {"any": calls}, "captured": {"any": 15}}
+            counts.update(merges=merges, cutedsl_loaded=False)
+    return mode
+
+
+def crowded() -> dict[str, Any]:
+    """Return a mode as `wide-drafts` gives it, of one of `drafts`."""
+    mode = first(report("drafts"), "v2-graphs-mtp5")
+    counts = {"requests": 20, "decodes": 20, "windows": 20, "prefills_in_flight": 2, "preemptions": 0}
+    mode.update(mode=mode["mode"].replace("-mtp5", "-wide-drafts-mtp5"), batches=counts)
+    return mode
+
+
+def last_rank(mode: dict[str, Any], batch: str = "decode_batch") -> dict[str, Any]:
+    """Return the counts of the last rank."""
+    found: dict[str, Any] = mode["launches"][batch]["other_ranks"][-1]
+    return found
+
+
+MODE_DAMAGES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], object]]] = {
+    "a rank loaded CuteDSL's merge": (merging, lambda m: last_rank(m).update(cutedsl_loaded=True)),
+    "the first rank did": (merging, lambda m: m["launches"]["decode_batch"].update(cutedsl_loaded=True)),
+    "it is not told": (merging, lambda m: last_rank(m).pop("cutedsl_loaded")),
+    "no merge in prefill": (
+        merging,
+        lambda m: last_rank(m, "prefill_batch")["merges"].update(eager={}, replayed={}),
+    ),
+    "fewer merges in graphs": (merging, lambda m: last_rank(m)["merges"]["replayed"].update(any=764)),
+    "none in graphs": (merging, lambda m: last_rank(m)["merges"]["replayed"].clear()),
+    "merges were not counted": (merging, lambda m: last_rank(m).pop("merges")),
+    "one rank": (merging, lambda m: m["launches"]["decode_batch"].update(other_ranks=[])),
+    "ten windows": (crowded, lambda m: m["batches"].update(windows=10)),
+    "windows were not counted": (crowded, lambda m: m["batches"].pop("windows")),
+    "fewer drafts": (crowded, lambda m: m.update(mode=m["mode"].replace("mtp5", "mtp3"))),
+    "no drafts": (crowded, lambda m: m.update(drafts={"drafted": 0, "accepted": 0})),
+    "drafts that were not accepted": (crowded, lambda m: m["drafts"].update(accepted=1)),
+}
+
+
+@pytest.mark.parametrize("what", MODE_DAMAGES)
+def test_a_damaged_mode_of_a_proof_that_no_host_has_run_is_found(what: str) -> None:
+    make, damage = MODE_DAMAGES[what]
+    mode = make()
+    assert mode["mode"] in MODES["dcp-merge"] | MODES["wide-drafts"]
+    check_mode(mode)
+    damage(mode)
+    with pytest.raises((AssertionError, KeyError)):
+        check_mode(mode)
+
+
+def ours(document: dict[str, Any], word: str) -> dict[str, Any]:
+    """Return what was counted of our engine in the first mode whose name has a word."""
+    found: dict[str, Any] = first(document, word)["counts"][OURS]
+    return found
+
+
+def native(document: dict[str, Any], word: str) -> dict[str, Any]:
+    """Return what was counted of the other one."""
+    found: dict[str, Any] = first(document, word)["counts"][NATIVE]
+    return found
+
+
+def not_shown(document: dict[str, Any]) -> None:
+    """Let both engines of a mode die in the same place."""
+    error = f"{SYNC_FOUND} (runner.py:7, step)"
+    says = f"NOT SHOWN, both engines fail in the same place: {error}"
+    first(document).update(clean=error, planted=None, native=error, says=says)
+
+
+ANOTHER_ERROR = "RuntimeError: CUDA error (gpu_sync_debug.py:81, _sync_warning_hook)"
+
+
+def died(document: dict[str, Any]) -> None:
+    """Let an engine die."""
+    next(iter(document["jobs"].values())).update(error="exit status 1")
+
+
+EXAMINED_DAMAGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "a mode is missing": ("sync", lambda d: d["modes"].remove(first(d, "mtp3"))),
+    "a mode is there twice": ("sync", lambda d: d["modes"].append(first(d))),
+    "a mode is called otherwise": ("allocations", lambda d: first(d).update(mode="glm5-v2-graphs-sync")),
+    "a mode failed": ("allocations", lambda d: first(d).update(passed=False)),
+    "a mode has a problem": ("sync", lambda d: first(d)["problems"].append("")),
+    "the report failed": ("sync", lambda d: d.update(passed=False)),
+    "an engine died": ("sync", died),
+    "an engine did not run": ("allocations", lambda d: d["jobs"].popitem()),
+    "ours reads": ("sync", lambda d: first(d).update(clean=f"{SYNC_FOUND} (runner.py:7, step)")),
+    "not shown": ("sync", not_shown),
+    "nothing was planted": ("sync", lambda d: first(d).update(planted="")),
+    "another error": ("sync", lambda d: first(d).update(planted=ANOTHER_ERROR)),
+    "found elsewhere": ("sync", lambda d: first(d).update(planted=f"{SYNC_FOUND} (launches.py:3, f)")),
+    "the other one fails, which is not told": ("sync", lambda d: first(d).update(native=SYNC_FOUND)),
+    "another tale": ("sync", lambda d: first(d).update(says="ours fails, FLASHMLA_SPARSE clean")),
+    "an allocation inside a replay": ("allocations", lambda d: ours(d, "graphs").update(inside_replays=1)),
+    "no replay": ("allocations", lambda d: ours(d, "graphs").update(replays=0)),
+    "a replay without graphs": ("allocations", lambda d: ours(d, "eager").update(replays=1)),
+    "the device allocated": ("allocations", lambda d: ours(d, "eager").update(device_allocations=1)),
+    "memory grew": ("allocations", lambda d: ours(d, "graphs").update(reserved_bytes=512)),
+    "more in a call than natively": ("allocations", lambda d: native(d, "eager").update(per_call=1.9)),
+    "more in a call than converts": ("allocations", lambda d: ours(d, "eager").update(per_call=2.1)),
+    "more in a step": ("allocations", lambda d: ours(d, "graphs").update(per_step=15.0)),
+    "nothing in a step": ("allocations", lambda d: ours(d, "graphs").update(per_step=0.0)),
+    "no call": ("allocations", lambda d: ours(d, "eager").update(calls=0, per_call=0.0)),
+    "a call outside graphs": ("allocations", lambda d: ours(d, "graphs").update(calls=3)),
+    "not a number": ("allocations", lambda d: ours(d, "eager").update(per_call=float("nan"))),
+    "the counter did not count": (
+        "allocations",
+        lambda d: [counts.update(per_call=0.0) for counts in (ours(d, "eager"), native(d, "eager"))],
+    ),
+    "a third one": ("allocations", lambda d: first(d)["counts"].update(other=ours(d, "graphs"))),
+}
+
+
+def retell(document: dict[str, Any]) -> None:
+    """Let modes say what their counts are, so that these alone are damaged."""
+    for mode in document["modes"]:
+        if "counts" in mode:
+            mode["says"] = told(mode["counts"][OURS], mode["counts"][NATIVE])
+
+
+@pytest.mark.parametrize("what", EXAMINED_DAMAGES)
+def test_a_damaged_report_of_reads_and_allocations_is_found(what: str) -> None:
+    name, damage = EXAMINED_DAMAGES[what]
+    document = report(name)
+    damage(document)
+    retell(document)
+    with pytest.raises((AssertionError, KeyError)):
+        check_examined(name, document)
+
+
+def test_counts_that_are_told_otherwise_are_found() -> None:
+    document = report("allocations")
+    first(document, "eager").update(says="per_call 0.0 (3.0), per_step 88.7 (91.6); 0 in 0 replays")
+    with pytest.raises(AssertionError):
+        check_examined("allocations", document)
+
+
+def test_no_allocation_in_a_call_is_right_too() -> None:
+    document = report("allocations")
+    for mode in document["modes"]:
+        mode["counts"][OURS].update(per_call=0.0)
+    retell(document)
+    check_examined("allocations", document)
+
+
 SANITIZER_DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "something was found": lambda checks: checks["memcheck"].update(found=1),
     "the fault was not found": lambda checks: checks["memcheck-planted"].update(found=0),
@@ -374,6 +651,17 @@ def test_a_damaged_soak_is_found(what: str) -> None:
     SOAK_DAMAGES[what](whole, parts)
     with pytest.raises((AssertionError, KeyError)):
         check_soak(whole, parts)
+
+
+def test_damage_in_a_soak_was_found() -> None:
+    told: dict[str, Any] = {"passed": True, "hangs": [], "hit": 400, "found": 200}
+    path = RESULTS / "planted-soak.json"
+    for document in (told, *([json.loads(path.read_text())] if path.exists() else [])):
+        check_planted(document)
+        damages: list[dict[str, Any]] = [{"hit": 0, "found": 0}, {"found": document["hit"] // 2 - 1}]
+        for damage in (*damages, {"found": document["hit"] + 1}, {"hangs": ["hung"]}, {"passed": False}):
+            with pytest.raises(AssertionError):
+                check_planted(document | damage)
 
 
 def test_a_damaged_sweep_is_found() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 import comparison
 import numpy as np
 import pytest
-from complete_proofs import ContextProof, DraftsProof, Fp8Proof, GroupsProof, PipelineProof, WideProof
+from complete_proofs import (
+    ContextProof,
+    DraftsProof,
+    Fp8Proof,
+    GroupsProof,
+    MergeProof,
+    PipelineProof,
+    WideDraftsProof,
+    WideProof,
+)
 from engine_jobs import FAR_DECODE_TOKENS, FP8_CACHES, Job
 from engine_runner import Run
 from health_proofs import AllocationProof, SyncProof
@@ -27,6 +36,9 @@ def counts(job: Job) -> dict[str, Any]:
     one: dict[str, Any] = {"kernels": ran, "graph_replays": 5 if job.graphs else 0}
     if job.model == "glm52":
         one |= {"calls": decodes(1280), "conversions": decodes(5 + 765), "logits": decodes(765)}
+    if job.merge:
+        one |= {"calls": decodes(770), "merges": {"eager": {"any": 3}, "replayed": {"any": 765}}}
+        one["cutedsl_loaded"] = False
     return one | ({"other_ranks": [dict(one)]} if job.ranks > 1 else {})
 
 
@@ -45,7 +57,7 @@ def figures(job: Job) -> dict[str, Any]:
         "variants": ["v"] if ours else [],
         "unannounced_variants": [],
         "cache": cache | ({"other_ranks": [dict(cache)]} if job.ranks > 1 else {}),
-        "batches": {"decodes": 96, "prefills_in_flight": 2},
+        "batches": {"decodes": 96, "windows": 20, "prefills_in_flight": 2},
         "steps": FAR_DECODE_TOKENS // 2,
         "drafts": {"drafted": 1000, "accepted": 400},
     }
@@ -65,7 +77,10 @@ def runs_of(found: comparison.Comparison) -> dict[Job, Run]:
     return {job: run_of(job, seed) for seed, job in enumerate(found.jobs)}
 
 
-PROOFS = (Fp8Proof, DraftsProof, WideProof, GroupsProof, ContextProof, PipelineProof)
+PROOFS = (
+    *(Fp8Proof, DraftsProof, WideProof, WideDraftsProof, GroupsProof),
+    *(ContextProof, MergeProof, PipelineProof),
+)
 EVERY = [(proof, found) for proof in PROOFS for found in proof.comparisons(proof.models)]
 
 
@@ -263,6 +278,69 @@ def test_requests_that_did_not_decode_together_are_found() -> None:
     assert not PipelineProof.assess([staged.ours], runs)["passed"]
 
 
+@pytest.mark.parametrize(("windows", "passes"), [(0, False), (10, False), (11, True), (20, True)])
+def test_windows_that_are_not_many_at_once_are_found(windows: int, *, passes: bool) -> None:
+    for found in WideDraftsProof.comparisons(["glm5"]):
+        runs = runs_of(found)
+        runs[found.ours].figures["batches"]["windows"] = windows
+        (row,) = WideDraftsProof.assess([found.ours], runs)["modes"]
+        assert row["batches"]["windows"] == windows
+        said = f"at most {windows} requests decoded at once with 6 rows each"
+        assert row["problems"] == ([] if passes else [said])
+
+
+def test_many_windows_are_compared_as_few_are() -> None:
+    found = {one.ours.mode: one for one in WideDraftsProof.comparisons(WideDraftsProof.models)}
+    assert len(found) == 4
+    for one in found.values():
+        assert one.references == one.pair
+        assert {job.draft for job in one.jobs} == {5}
+    few = {(one.ours.model, one.ours.draft): one for one in DraftsProof.comparisons(DraftsProof.models)}
+    for model in WideDraftsProof.models:
+        kinds = [(job.backend, job.cache, job.path) for job in few[model, 5].pair]
+        many = found[f"{model}-v2-graphs-wide-drafts-mtp5"]
+        assert [(job.backend, job.cache, job.path) for job in many.pair] == kinds
+        fp8 = found[f"{model}-v2-graphs-wide-drafts-mtp5-fp8_ds_mla"]
+        assert {(job.backend, job.path) for job in fp8.pair} == {
+            ("FLASHMLA_SPARSE", "mixed"),
+            ("FLASHMLA_SPARSE", "separate"),
+        }
+
+
+NOTHING: dict[str, dict[str, int]] = {"eager": {}, "replayed": {}}
+GRAPHS_WITHOUT = "{} merges in graphs for 765 calls of attention"
+
+
+@pytest.mark.parametrize(
+    ("phase", "counts_of_rank", "said"),
+    [
+        ("decode", {"cutedsl_loaded": True}, ["CuteDSL's merge was loaded"]),
+        ("prefill", {"merges": NOTHING}, ["PyTorch merged nothing in prefill", GRAPHS_WITHOUT.format(0)]),
+        ("decode", {"merges": {"eager": {}, "replayed": {"any": 764}}}, [GRAPHS_WITHOUT.format(764)]),
+        ("decode", {"merges": {"eager": {}, "replayed": {"any": 770}}}, []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_whose_topk_pytorch_does_not_merge_are_found(
+    phase: str, counts_of_rank: dict[str, Any], said: list[str], rank: int
+) -> None:
+    found = next(iter(MergeProof.comparisons(["glm5"])))
+    runs = runs_of(found)
+    assert MergeProof.assess([found.ours], runs)["passed"]
+    ranks = comparison.ranks_of(runs[found.ours].figures["launches"][f"{phase}_batch"])
+    ranks[rank].update(counts_of_rank)  # type: ignore[attr-defined]
+    (row,) = MergeProof.assess([found.ours], runs)["modes"]
+    assert row["problems"] == [f"rank {rank}: {problem}" for problem in said]
+
+
+def test_ranks_that_did_not_count_merges_prove_nothing() -> None:
+    found = next(iter(MergeProof.comparisons(["glm5"])))
+    runs = runs_of(found)
+    del runs[found.ours].figures["launches"]["decode_batch"]["other_ranks"][0]["merges"]
+    (row,) = MergeProof.assess([found.ours], runs)["modes"]
+    assert row["problems"] == ["rank 1: merges were not counted in decode"]
+
+
 def test_damage_must_be_seen() -> None:
     run = run_of(BASE.ours, 0)
     run.arrays |= {"zero": run.arrays["prefill"] + 1.0, "scale": run.arrays["prefill"] + 1e-2}
@@ -384,7 +462,7 @@ def test_a_read_in_which_the_native_engine_dies_too_is_told_and_proves_nothing()
 
 
 COUNTS = {
-    "replays": 30, "inside_replays": 0, "calls": 10, "per_call": 2.0, "per_step": 40.0,
+    "replays": 30, "inside_replays": 0, "calls": 10, "per_call": 0.0, "per_step": 40.0,
     "device_allocations": 0, "reserved_bytes": 0,
 }  # fmt: skip
 
@@ -392,7 +470,7 @@ COUNTS = {
 @pytest.mark.parametrize(
     "worse",
     [
-        {"inside_replays": 1}, {"per_call": 4.1}, {"per_call": 2.1}, {"per_step": 42.0},
+        {"inside_replays": 1}, {"per_call": 0.1}, {"per_call": 4.1}, {"per_step": 42.0},
         {"device_allocations": 1}, {"reserved_bytes": 512}, {"replays": 0},
     ],
 )  # fmt: skip

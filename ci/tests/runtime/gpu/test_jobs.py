@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 import small_models
 import soak
 import torch
+from dcp_merge import WITHOUT_CUTEDSL
 from engine_jobs import LIMITS, TEXTS, Job, engine_arguments, environment, parallelism
 from engine_tasks import TASKS
-from results_table import COMPARED
+from results_table import COMPARED, EXAMINED, LATER
 
 GPU = Path(engine_proof.__file__).parent
 PROOFS = engine_proof.PROOFS
@@ -55,11 +57,17 @@ def test_modes_are_called_as_in_the_reports(proof: str, report: str) -> None:
     assert document["jobs"].keys() <= {job.name for job in all_jobs(proof)}
 
 
-@pytest.mark.parametrize("proof", COMPARED)
+def kept(names: tuple[str, ...]) -> list[str]:
+    """Return the reports that are there, or that must be."""
+    return [name for name in names if name not in LATER or (GPU / "results" / f"{name}.json").exists()]
+
+
+@pytest.mark.parametrize("proof", kept((*COMPARED, *EXAMINED)))
 def test_reports_of_the_complete_backend_have_all_modes(proof: str) -> None:
     modes = {mode.mode for mode in PROOFS[proof].modes(PROOFS[proof].models)}
     document = json.loads((GPU / "results" / f"{proof}.json").read_text())
     assert {row["mode"] for row in document["modes"]} == modes
+    assert document["jobs"].keys() == {job.name for job in all_jobs(proof)}
 
 
 @pytest.mark.parametrize("proof", PROOFS)
@@ -78,12 +86,49 @@ def test_a_proof_runs_its_own_modes_and_refuses_to_run_none(
 
 
 def test_every_text_fits_the_engines_that_read_it() -> None:
-    needs = {"attention": "text", "drafts": "far_text", "wide": "wide_text", "long": "long_text"}
+    needs = {
+        "attention": "text", "drafts": "far_text", "wide": "wide_text", "long": "long_text",
+        "wide-drafts": "wide_drafts_text",
+    }  # fmt: skip
     for task, text in needs.items():
         lengths, continued, _ = TEXTS[text]
         assert max(lengths) + continued <= LIMITS[task].model_len
         assert len(set(lengths)) == len(lengths)
     assert len(TEXTS["wide_text"][0]) <= LIMITS["wide"].requests
+    assert len(TEXTS["wide_drafts_text"][0]) <= LIMITS["wide-drafts"].requests
+
+
+def test_many_requests_with_drafts_fill_graphs_of_more_than_64_rows() -> None:
+    jobs = all_jobs("wide-drafts")
+    assert {(job.draft, job.runner, job.graphs) for job in jobs} == {(5, 2, True)}
+    lengths, limits = TEXTS["wide_drafts_text"][0], LIMITS["wide-drafts"]
+    assert len(lengths) * 6 > 64
+    for job in jobs:
+        sizes = engine_arguments(job, Path())["compilation_config"]["cudagraph_capture_sizes"]
+        assert max(sizes) >= limits.requests * 6
+    # Each prompt alone takes no more than a step or two, and each answer more than 20: all overlap.
+    assert sum(lengths) / limits.tokens < TEXTS["wide_drafts_text"][1] / 6
+
+
+def test_pytorch_merges_where_the_mode_says_so() -> None:
+    merging = {job for name in PROOFS for job in all_jobs(name) if job.merge}
+    assert {job.mode for job in merging} == {
+        f"{model}-v2-graphs-auto-tp2-dcp2-torchmerge" for model in ("glm5", "glm53flash")
+    }
+    for job in all_jobs("dcp-merge"):
+        assert (WITHOUT_CUTEDSL in environment(job)) == (job in merging)
+    # But for that they are modes of dcp, and compared as there.
+    apart = {replace(job, merge=None) for job in all_jobs("dcp-merge")}
+    assert apart < set(all_jobs("dcp"))
+
+
+@pytest.mark.parametrize("name", ["wide-drafts", "dcp-merge"])
+def test_all_engines_of_a_small_proof_start_together(name: str) -> None:
+    proof = PROOFS[name]
+    for model in proof.models:
+        first, others = proof.make_jobs(list(proof.modes([model])))
+        assert len(first) <= proof.workers // len(proof.models)
+        assert not others
 
 
 def test_engines_on_several_gpus_do_without_multicast() -> None:

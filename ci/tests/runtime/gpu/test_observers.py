@@ -6,6 +6,7 @@ import ast
 import ctypes
 import inspect
 import re
+import sys
 from collections import deque
 from importlib import import_module
 from types import SimpleNamespace
@@ -239,6 +240,66 @@ def test_what_is_counted_of_a_topk_is_what_vllm_calls(monkeypatch: pytest.Monkey
     assert sum(observer.snapshot()["conversions"]["eager"].values()) == 2
 
 
+def test_merges_by_pytorch_are_counted_in_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    class Graph:
+        """Runs nothing."""
+
+        def capture_begin(self) -> None:
+            """Begin."""
+
+        def replay(self) -> None:
+            """Replay."""
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    module = SimpleNamespace(**{launches.MERGE: lambda gathered, topk, out=None: (gathered, topk, out)})
+    monkeypatch.setattr(launches, "import_module", {launches.MERGES: module}.__getitem__)
+    monkeypatch.setitem(sys.modules, launches.CUTEDSL_MERGES, None)
+    monkeypatch.delitem(sys.modules, launches.CUTEDSL_MERGES)
+    observer, _ = observed()
+    observer._watch_graphs()
+    assert not {"merges", "cutedsl_loaded"} & observer.snapshot().keys()
+    observer.watch_merges()
+    merge, graph = getattr(module, launches.MERGE), Graph()
+    capturing[0] = True
+    graph.capture_begin()
+    assert merge("candidates", 512, out="indices") == ("candidates", 512, "indices")
+    capturing[0] = False
+    merge("candidates", 512)
+    for _ in range(3):
+        graph.replay()
+    counts = observer.snapshot()
+    assert (counts["merges"]["eager"], counts["merges"]["replayed"]) == ({"any": 1}, {"any": 3})
+    assert counts["cutedsl_loaded"] is False
+    assert observer.phase == "prefill"  # as before: what merges does not know the phase
+    monkeypatch.setitem(sys.modules, launches.CUTEDSL_MERGES, module)
+    assert observer.snapshot()["cutedsl_loaded"] is True
+    observer.start()
+    assert observer.snapshot()["merges"]["replayed"] == {}
+
+
+def test_what_merges_is_imported_anew_for_each_merge() -> None:
+    """One that a module had imported before it was wrapped would not be counted."""
+    source = (vllm_folder() / "model_executor/layers/sparse_attn_indexer.py").read_text()
+    functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    merging = functions["_merge_dcp_topk_global"]
+    imports = {
+        (node.module, name.name)
+        for node in ast.walk(merging)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert (launches.MERGES, launches.MERGE) in imports
+    assert (launches.CUTEDSL_MERGES, f"{launches.MERGE}_cutedsl") in imports
+    for path in vllm_folder().rglob("*.py"):
+        text = path.read_text()
+        assert launches.MERGE not in text or path.name in (
+            "sparse_attn_indexer.py", "dcp_indexer.py", "dcp_indexer_cutedsl.py",
+        ), path  # fmt: skip
+
+
 def test_every_rank_is_asked() -> None:
     ranks = rank_observer.EveryRank()
     asked: list[tuple[str, Any]] = []
@@ -306,11 +367,24 @@ def test_batches_are_watched() -> None:
         SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=core)))
     )
     scheduler.schedule()
-    assert watched.as_json() == {"requests": 3, "decodes": 3, "prefills_in_flight": 0, "preemptions": 0}
+    counts = {"requests": 3, "decodes": 3, "windows": 3, "prefills_in_flight": 0, "preemptions": 0}
+    assert watched.as_json() == counts
     core.batch_queue.appendleft((None, scheduler.schedule(), None))
     scheduler.schedule()
     assert scheduler._preempt_request("x") == "x"
-    assert watched.as_json() == {"requests": 3, "decodes": 3, "prefills_in_flight": 2, "preemptions": 1}
+    assert watched.as_json() == counts | {"prefills_in_flight": 2, "preemptions": 1}
+
+
+def test_only_whole_windows_of_a_batch_without_a_prefill_count() -> None:
+    coming = [batch(a=6, b=6, c=6, d=7), batch(a=6, b=6, c=1, d=5), batch(a=6)]
+    scheduler = SimpleNamespace(schedule=lambda: coming.pop(0), _preempt_request=None, num_spec_tokens=5)
+    core = SimpleNamespace(scheduler=scheduler, batch_queue=None)
+    watched = BatchWatch(
+        SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=core)))
+    )
+    for _ in range(3):
+        scheduler.schedule()
+    assert (watched.requests, watched.decodes, watched.windows) == (4, 4, 2)
 
 
 def test_drafts_are_counted() -> None:

@@ -35,7 +35,9 @@ def test_new_reports_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     clean = {"mode": "m", "says": "ours clean"}
     (tmp_path / "sync.json").write_text(json.dumps(common | {"modes": [clean, dead]}))
     soak: dict[str, Any] = dict.fromkeys(traffic.SUMS, 1234) | {name: [] for name in traffic.LISTS}
-    soak |= {"segments": [0, 1], "engines": ["e"]} | dict.fromkeys((*traffic.TIMES, "clock_seconds"), 912.4)
+    soak |= {"segments": [0, 1], "engines": ["e"], "widest_swing": 0.1} | dict.fromkeys(
+        (*traffic.TIMES, "clock_seconds"), 912.4
+    )
     (tmp_path / "soak.json").write_text(json.dumps(common | soak))
     plugin = {"plugin": {"stack_id": "d" * 64}}
     (tmp_path / "gguf-two-gpus-language.json").write_text(json.dumps(common | plugin))
@@ -56,6 +58,7 @@ def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch:
     counted: dict[str, Any] = {name: [] for name in traffic.LISTS} | dict.fromkeys(traffic.SUMS, 1000)
     counted |= {"replays": 900, "tokens_compared": 750, "parted": 20}
     counted |= {"seconds": 400.2, "traffic_seconds": 390.0}
+    counted |= {"parted_at_once": 3, "widest_swing": 0.0625}
     for number, began in ((10, 50.0), (9, 250.0)):
         report = counted | {"engine": f"e{number}", "began": began, "ended": began + 400.0}
         (tmp_path / f"soak-{number}.json").write_text(json.dumps(report))
@@ -67,8 +70,12 @@ def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch:
         "the seconds are those of all engines together, within",
         "600 s by the clock; new requests arrived for 780 s.",
         "Of the recorded answers 90.0% of 2,000 were asked again while others arrived; of their tokens",
-        "75.0% of 2,000 were compared, with 2,000 log-probabilities of prompts; 40 parted at a near tie.",
+        "75.0% of 2,000 were compared, with 2,000 log-probabilities of prompts; "
+        "40 parted at a near tie (6 at the first token), by 0.06 at most.",
     ]
+    (tmp_path / "planted-soak.json").write_text(json.dumps({"hit": 1200, "found": 1100}))
+    damaged = "With damaged steps 1,100 of 1,200 answers under way then were found to differ."
+    assert results_table.soaked()[-2] == damaged
     whole = counted | {"segments": [0, 1], "engines": ["e"], "clock_seconds": 612.0}
     (tmp_path / "soak.json").write_text(json.dumps(whole))
     assert results_table.soaked()[1].startswith("Soak: 400 s of 2 segments, 1,000 requests")

@@ -23,7 +23,7 @@ WORDS = ["--files", "f", "--site", "s", "--out", "o"]
     ("steps", "seconds"),
     [
         (["fp8"], 399), (["drafts"], 299), (["wide", "groups"], 419), (["soak"], 280), (["dcp"], 379),
-        (["pipeline"], 219),
+        (["pipeline"], 219), (["wide-drafts"], 149), (["dcp-merge"], 189),
         (["kernel-bench", "fp8"], 474), (["kernel-check", "sanitizer", "kernel-bench"], 224),
         (["kernel-check"], 89), (["logits-check"], 44),
     ],

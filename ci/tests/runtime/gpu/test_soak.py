@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ def test_segments_take_all_engines_in_turn() -> None:
 
 def found(**what: Any) -> dict[str, Any]:
     lists: dict[str, Any] = {name: [] for name in traffic.LISTS}
-    times = {"seconds": 3.5, "traffic_seconds": 3.0, "began": 100.0, "ended": 103.5}
+    times = {"seconds": 3.5, "traffic_seconds": 3.0, "began": 100.0, "ended": 103.5, "widest_swing": 0.1}
     return {**dict.fromkeys(traffic.SUMS, 1), **lists, **times, **what}
 
 
@@ -111,6 +112,18 @@ def test_a_segment_that_compared_too_little_fails(part: str, whole: str) -> None
 def test_a_segment_with_a_finding_fails(kind: str) -> None:
     assert not soak.report_of(Segment(0, 1.0, Path()), found(**{kind: ["this"]}), None)["passed"]
     assert soak.report_of(Segment(0, 1.0, Path()), found(), None)["result"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("hit", "seen", "hangs", "passes"),
+    [(10, 5, [], True), (10, 4, [], False), (0, 0, [], False), (10, 10, ["hung"], False)],
+)
+def test_planted_damage_must_be_found(hit: int, seen: int, hangs: list[str], *, passes: bool) -> None:
+    segment = Segment(0, 1.0, Path(), planted=True)
+    given = found(hit=hit, found=seen, hangs=hangs, differing=["request 3: token 0 is 9, not 4"])
+    assert soak.report_of(segment, given, None)["passed"] is passes
+    assert not soak.report_of(segment, {}, "exit status 1")["passed"]
+    assert (segment.job.graphs, segment.base.name) == (False, "planted-soak")
 
 
 def test_a_hang_is_reported() -> None:
@@ -185,6 +198,9 @@ class FakeEngine:
 
     def __init__(self, *, wrong: int | None = None) -> None:
         self.llm_engine = self
+        self.damage = "none"
+        self.damaged: list[list[str]] = []
+        self.stuck: str | None = None
         self.running: dict[str, tuple[int, list[int], Any, list[int]]] = {}
         self.added: list[str] = []
         self.wrong = wrong
@@ -213,8 +229,13 @@ class FakeEngine:
         outputs = []
         self.steps.append(list(self.running))
         likely, unlikely = SimpleNamespace(logprob=-0.25), SimpleNamespace(logprob=-2.0)
+        if self.damage != "none":
+            self.damaged.append(list(self.running)[:SERVED])
         for name, (total, prompt, params, tokens) in list(self.running.items())[:SERVED]:
+            if name == self.stuck:
+                continue
             is_wrong = self.wrong is not None and name == f"again{self.wrong}"
+            is_wrong |= self.damage != "none"
             tokens.append((total + len(tokens)) % 97 + is_wrong)
             entries = [{token: likely, 999: unlikely} for token in tokens]
             scored = None
@@ -268,14 +289,27 @@ RECORDED, END = 200.0, 1200.0  # steps of the fake engine
 def soaked(
     folder: Path, patch: pytest.MonkeyPatch, *, wrong: int | None = None, end: float = END
 ) -> tuple[dict[str, Any], FakeEngine]:
+    under_test, engine = ran(folder, patch, wrong=wrong, end=end)
+    return soak_worker.figures(under_test.closed), engine
+
+
+def ran(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    wrong: int | None = None,
+    end: float = END,
+    damages: bool = False,
+) -> tuple[soak_worker.Soak, FakeEngine]:
     patch.setattr(soak_worker, "time", Clock())
     patch.setattr(soak_worker, "Prompts", lambda _: PROMPTS)
     engine = FakeEngine(wrong=wrong)
-    under_test = soak_worker.Soak(Segment(0, 1.0, folder), engine)
+    under_test = soak_worker.Soak(Segment(0, 1.0, folder), engine, engine if damages else None)
     under_test.traffic(RECORDED, end)
+    engine.damage = "none"
     under_test.drain()
     assert not under_test.open
-    return soak_worker.figures(under_test.closed), engine
+    return under_test, engine
 
 
 def kinds(names: list[str]) -> dict[str, int]:
@@ -335,6 +369,44 @@ def test_another_answer_to_one_request_is_found(tmp_path: Path, monkeypatch: pyt
     assert report["tokens_compared"] < report["replayed_tokens"]
 
 
+def test_damaged_steps_are_found_in_the_answers_that_they_hit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_test, engine = ran(tmp_path, monkeypatch, damages=True)
+    assert len(engine.damaged) > 5
+    assert len(engine.steps) >= (len(engine.damaged) - 1) * soak_worker.DAMAGED_STEPS
+    assert any(kinds(step)["again"] for step in engine.damaged)
+    again = {name for step in engine.damaged for name in step if name.startswith("again")}
+    assert {f"again{name}" for name in under_test.hit} <= again
+    told = soak_worker.planted(under_test)
+    assert told["hit"] == len(under_test.hit) > 10
+    assert told["found"] == told["hit"]
+    undamaged, _ = ran(tmp_path, monkeypatch)
+    assert soak_worker.planted(undamaged) == {"hit": 0, "found": 0}
+
+
+def test_steps_without_a_token_are_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak_worker, "Prompts", lambda _: PROMPTS)
+    engine = FakeEngine()
+    under_test = soak_worker.Soak(Segment(0, 1.0, tmp_path), engine)
+    request = next(traffic.requests(1))
+    under_test.add(replace(request, cancel_after=None), soak_worker.FIRST)
+    [engine.stuck] = under_test.open
+    for _ in range(5):
+        under_test.step()
+    assert not under_test.beat.exists()
+    engine.stuck = None
+    under_test.step()
+    assert under_test.beat.exists()
+
+
+def test_what_only_fills_the_engine_keeps_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_test, _ = ran(tmp_path, monkeypatch)
+    assert not any(asked.answer.ranked for asked in under_test.closed[soak_worker.LATER])
+    for kind in (soak_worker.FIRST, soak_worker.AGAIN):
+        assert all(len(one.answer.ranked) == len(one.answer.tokens) for one in under_test.closed[kind])
+
+
 def test_a_segment_that_asks_too_few_again_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(end: float) -> list[str]:
         report, _ = soaked(tmp_path, monkeypatch, end=end)
@@ -347,7 +419,10 @@ def test_a_segment_that_asks_too_few_again_fails(tmp_path: Path, monkeypatch: py
     assert "replays of" in problem
 
 
-def test_the_worker_writes_what_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_worker_writes_what_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
     segment = Segment(0, 4.0, tmp_path)
     path = segment.base.with_suffix(".json")
     path.write_text(json.dumps({"number": 0, "seconds": 4.0, "folder": str(tmp_path)}))
@@ -362,9 +437,14 @@ def test_the_worker_writes_what_passes(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(soak_worker, "environment", lambda _: {})
     monkeypatch.setattr(soak_worker, "forbid_autotuning", lambda: None)
     monkeypatch.setattr(sys, "argv", ["soak_worker", str(path)])
+    if lost:  # the engine forgets a request
+        monkeypatch.setattr(soak_worker.Soak, "drain", lambda soaking: soaking.open.update(first7="x"))
     began = time.time()
     soak_worker.main()
     result = json.loads(path.with_suffix(".result.json").read_text())
+    if lost:
+        assert "first7: it never ended" in result["differing"]
+        return
     assert soak.report_of(segment, result, None)["problems"] == []
     assert began <= result["began"] < result["ended"] <= time.time()
     assert (

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import traffic
 from hypothesis import given
 from hypothesis import strategies as st
 from traffic import Answer, Comparison, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FILES = {"wheel": {"sha256": "a" * 64, "name": "w"}, "stack_id": "b" * 64}
 
@@ -58,10 +61,24 @@ def test_traffic_is_mixed() -> None:
 
 
 def answer(count: int = 20) -> Answer:
-    return Answer(
-        tokens=list(range(count)), logprobs=[-0.5 - 0.01 * n for n in range(count)], gaps=[1.0] * count,
-        prompt_logprobs=[-1.0] * 7,
-    )  # fmt: skip
+    logprobs = [-0.5 - 0.01 * n for n in range(count)]
+    return Answer(list(range(count)), logprobs, ranked(range(count), logprobs), [-1.0] * 7)
+
+
+def ranked(tokens: Iterable[int], logprobs: Iterable[float]) -> list[dict[int, float]]:
+    """Rank the tokens that were chosen, and one that is far behind."""
+    return [{token: value, 999: value - 4.0} for token, value in zip(tokens, logprobs, strict=True)]
+
+
+def parting(place: int, before: dict[int, float], after: dict[int, float]) -> tuple[Answer, Answer]:
+    """Return two answers of which each chose, at a place, the first of what it ranks there."""
+    one, other = answer(), answer()
+    for side, ranks, rest in ((one, before, 0), (other, after, 50)):
+        side.tokens[place] = next(iter(ranks))
+        side.logprobs[place] = side.ranked[place][side.tokens[place]] = ranks[side.tokens[place]]
+        side.ranked[place] = ranks
+        side.tokens[place + 1 :] = [token + rest for token in side.tokens[place + 1 :]]
+    return one, other
 
 
 def changed(**what: Any) -> Answer:
@@ -73,7 +90,7 @@ def test_the_same_answer_is_no_problem() -> None:
 
 
 def test_a_cancelled_request_is_compared_as_far_as_it_went() -> None:
-    before = Answer([0, 1], [-0.5, -0.51], [1.0, 1.0], [-1.0] * 7, cancelled=True)
+    before = replace(answer(2), cancelled=True)
     assert traffic.compare(before, answer()).problem is None
     assert traffic.compare(replace(before, tokens=[0, 9]), answer()).problem
 
@@ -89,7 +106,7 @@ def test_rounding_is_no_problem(place: int, change: float) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        changed(tokens=[*range(19), 99]),
+        changed(tokens=[*range(19), 99], ranked=ranked([*range(19), 99], answer().logprobs)),
         changed(tokens=list(range(19))),
         changed(logprobs=[math.nan] * 20),
         changed(prompt_logprobs=[-1.0] * 6),
@@ -110,23 +127,62 @@ def test_the_mean_of_few_tokens_may_differ_by_more(count: int, allowed: bool) ->
     assert (traffic.compare(before, after).problem is None) == allowed
 
 
-def test_only_a_near_tie_may_go_the_other_way() -> None:
-    tie = [1.0] * 10 + [0.01] + [1.0] * 9
-    before = changed(gaps=tie)
-    logprobs = [*answer().logprobs[:10], *[-9.0] * 10]
-    after = changed(tokens=[*range(10), *range(50, 60)], gaps=tie, logprobs=logprobs)
-    assert traffic.compare(before, after) == Comparison(None, 10, 7, parted=True)
-    assert traffic.compare(before, replace(after, gaps=[1.0] * 20)).problem is None
-    assert traffic.compare(answer(), replace(after, gaps=[1.0] * 20)).problem
+TIE, OTHER_WAY = {10: -0.70, 90: -0.72, 3: -4.0}, {90: -0.69, 10: -0.71, 3: -4.0}
+
+
+@pytest.mark.parametrize("place", [0, 10, 19])
+def test_a_near_tie_may_go_the_other_way(place: int) -> None:
+    found = traffic.compare(*parting(place, TIE, OTHER_WAY))
+    assert (found.problem, found.tokens, found.prompt_logprobs) == (None, place, 7)
+    assert found.swing == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({10: -0.01, 90: -8.0}, {90: -5.0, 10: -5.1}),
+        ({10: -0.7, 90: -0.9}, {90: -0.01, 10: -8.0}),
+        ({10: -0.7, 90: -0.72}, {90: -5.2, 10: -5.22}),
+        ({10: -0.7, 3: -0.72}, {90: -0.7, 10: -0.71}),
+        ({10: -0.7, 90: -0.72}, {90: -0.7, 3: -0.71}),
+        ({10: -0.5, 90: -0.8}, {90: -0.5, 10: -0.8}),
+        ({10: -0.7, 90: -0.72}, {90: math.nan, 10: -0.7}),
+        ({10: -0.7, 90: -0.72}, {90: -0.7, 10: math.nan}),
+        ({10: -0.7, 90: -0.72}, {90: -0.7, 10: -math.inf}),
+    ],
+    ids=[
+        *("sure, then undecided", "undecided, then sure", "undecided both times, about less"),
+        *("not ranked before", "not ranked after", "both moderately sure"),
+        *("nan", "nan of the other", "minus infinity"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 10])
+def test_damage_where_answers_part_is_found(
+    place: int, before: dict[int, float], after: dict[int, float]
+) -> None:
+    """A damaged place flattens what it predicts: undecided alone does not excuse another token."""
+    assert traffic.compare(*parting(place, before, after)).problem
+
+
+def test_flat_predictions_are_found_wherever_they_begin() -> None:
+    for place in range(20):
+        one, other = answer(), answer()
+        for n in range(place, 20):
+            other.tokens[n], other.logprobs[n] = 60 + n, -6.0
+            other.ranked[n] = {60 + n: -6.0, n: -6.001, 5: -6.01}
+            one.ranked[n] = {n: one.logprobs[n], 60 + n: -7.0}
+        assert traffic.compare(one, other).problem
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 9))
 def test_what_was_compared_is_counted(count: int, place: int, scored: int) -> None:
-    before = Answer(list(range(count)), [-0.5] * count, [0.01] * count, [-1.0] * scored)
+    before = Answer(list(range(count)), [-0.5] * count, [], [-1.0] * scored)
+    before.ranked = [{n: -0.5, n + 100: -0.51} for n in range(count)]
     tokens = [token + 100 * (place <= n) for n, token in enumerate(before.tokens)]
     after = replace(before, tokens=[*tokens, 7])
     compared = min(place, count)
-    assert traffic.compare(before, after) == Comparison(None, compared, scored, parted=place < count)
+    swing = 0.0 if place < count else None
+    assert traffic.compare(before, after) == Comparison(None, compared, scored, swing)
     # What comes after the parting is not compared, the token before it is.
     for n in range(count):
         logprobs = [-0.5 - 9.0 * (n == other) for other in range(count)]
@@ -160,6 +216,7 @@ def segment(number: int, **what: Any) -> dict[str, Any]:
     return {
         "schema": traffic.SCHEMA, "segment": number, "engine": "e", "seconds": 10.5, "traffic_seconds": 10.0,
         "began": 50.0 + number, "ended": 60.5 + number, "host": {"torch": "2"}, "wheel_files": FILES,
+        "widest_swing": 0.1 * (1 + number),
         "passed": True, **numbers, **lists, **what,
     }  # fmt: skip
 
@@ -168,6 +225,7 @@ def test_segments_are_added_up() -> None:
     total = traffic.merge([segment(1), segment(0, differing=["request 4: token"], passed=False)])
     assert (total["segments"], total["seconds"], total["requests"]) == ([0, 1], 21.0, 6)
     assert (total["traffic_seconds"], total["clock_seconds"]) == (20.0, 11.5)
+    assert total["widest_swing"] == 0.2
     assert all(total[name] == 6 for name in traffic.SUMS)
     assert total["differing"] == ["request 4: token"]
     assert (total["passed"], total["result"]) == (False, "FAILED")
@@ -196,8 +254,9 @@ def test_the_time_with_arrivals_counts() -> None:
 
 
 def test_reports_that_count_less_are_refused() -> None:
-    with pytest.raises(traffic.MergeError, match=r"segments \[1\] are of another soak.py"):
-        traffic.merge([segment(0), segment(1, schema=1)])
+    for schema in (1, 2):
+        with pytest.raises(traffic.MergeError, match=r"segments \[1\] are of another soak.py"):
+            traffic.merge([segment(0), segment(1, schema=schema)])
 
 
 def test_no_segments_are_refused() -> None:
