@@ -13,9 +13,9 @@ The same answer is the same tokens up to a near tie and the same log-probabiliti
 `traffic.MEAN_BOUND`: the backend does not serve VLLM_BATCH_INVARIANT, so that the bits depend on how batches
 are made up. A report counts what was compared, and a segment that compared too little fails.
 
-With `--planted` there is one more engine, an eager one (`planted-soak.json`): once answers are asked again, a
-step now and then reads for every row of the top-k the row before. Most of the answers under way in such a
-step must be found to differ.
+With `--planted` there is one more engine, an eager one (`planted-soak.json`): once all answers are recorded,
+attention returns zeros in a step now and then. Most of the answers under way again in such a step must be
+found to differ.
 
 Each segment's engine is a process of its own. It writes after every step that it is alive; the watchdog ends
 it, with a trace of its threads in the log, when it has not for `HANG_SECONDS`, and reports a hang. `merge`
@@ -63,7 +63,8 @@ ENGINES: Final = (
 """Segment K runs the one at K modulo their number."""
 PLANTED_ENGINE: Final = Job("glm5", OURS, 2, graphs=False, task=SOAK)  # what is in a graph cannot be damaged
 PLANTED_SECONDS: Final = 240.0  # at most, with the engine's start
-LEAST_FOUND: Final = 0.5  # of the answers that damage hit; one in five has parted before
+LEAST_HIT: Final = 20  # answers under way in a damaged step
+LEAST_FOUND: Final = 0.5  # of them; one in five has parted before
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def run_segment(segment: Segment, files: dict[str, Any] | None) -> dict[str, Any
 def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dict[str, Any]:
     """Judge what the engine of a segment gave."""
     report: dict[str, Any] = {**dict.fromkeys(traffic.SUMS, 0), **{name: [] for name in traffic.LISTS}}
-    report |= dict.fromkeys((*traffic.TIMES, "began", "ended", "widest_swing"), 0.0) | found
+    report |= dict.fromkeys((*traffic.TIMES, "began", "ended", "widest_swing"), 0.0)
+    report |= ({"hit": 0, "found": 0} if segment.planted else {}) | found
     if error:
         report["hangs"] = [error]
     problems = [f"{name}: {report[name]}" for name in traffic.LISTS if report[name]]
@@ -186,9 +188,9 @@ def report_of(segment: Segment, found: dict[str, Any], error: str | None) -> dic
 def planted_problems(report: dict[str, Any]) -> list[str]:
     """Say what is wrong with a segment in which most of the damaged answers must be found."""
     problems = [f"hangs: {report['hangs']}"] if report["hangs"] else []
-    hit, found = report.get("hit", 0), report.get("found", 0)
-    if not hit or found < LEAST_FOUND * hit:
-        problems.append(f"{found} of {hit} damaged answers were found, not {LEAST_FOUND:.0%}")
+    hit, found = report["hit"], report["found"]
+    if hit < LEAST_HIT or found < LEAST_FOUND * hit:
+        problems.append(f"{found} of {hit} damaged answers were found, not {LEAST_FOUND:.0%} of {LEAST_HIT}")
     return problems
 
 

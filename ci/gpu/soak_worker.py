@@ -38,9 +38,10 @@ TOGETHER: Final = 12  # requests that are asked again at the same time
 # MOST_OPEN allows, would leave them a fifth. A burst fits in; between bursts fewer arrive than would fill it.
 LATER_OPEN: Final = 14
 LATER_GAPS: Final = 4  # times as many steps between arrivals
-DAMAGED_STEPS: Final = (
-    50  # of so many steps one is damaged, if damage is planted, once answers are asked again
-)
+# Of so many steps one is damaged, if damage is planted, once no answer is recorded any more. Moving rows
+# would hit long contexts alone: where all are selected, so is the row before.
+DAMAGED_STEPS: Final = 50
+PLANTED: Final = "zero"
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Soak:
         self.waiting: list[Request] = []
         self.hit: set[int] = set()
         self._observer = observer  # with which to damage steps; None for none
-        self._steps = 0  # since answers are asked again
+        self._steps = 0  # since the last answer was recorded
         self._coming = traffic.requests(SEED + segment.number)
         self._upcoming = next(self._coming)
         self._wait = 0  # steps since the last arrival
@@ -177,11 +178,11 @@ class Soak:
 
     def damage(self) -> None:
         """Damage the next step, or no longer, if damage is planted."""
-        if self._observer is None:
+        if self._observer is None or any(asked.kind == FIRST for asked in self.open.values()):
             return
         self._steps += 1
         damages = self._steps % DAMAGED_STEPS == 0
-        self._observer.damage = "shift" if damages else "none"
+        self._observer.damage = PLANTED if damages else "none"
         if damages:
             # The step before, whose tokens are not there yet, and this one are inside of these answers.
             again = [asked for asked in self.open.values() if asked.kind == AGAIN and asked.answer.tokens]

@@ -75,7 +75,7 @@ SUITES: Final = [
     Suite("kernels/attention/test_triton_mqa_logits.py", before=0, ours=110, interpret=True),
     Suite("kernels/attention/test_triton_mla_sparse.py", before=0, ours=379, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_backend.py", before=0, ours=240, interpret=True),
-    Suite("v1/attention/test_triton_mla_sparse_decode.py", before=0, ours=32, interpret=True),
+    Suite("v1/attention/test_triton_mla_sparse_decode.py", before=0, ours=33, interpret=True),
     Suite("v1/attention/test_triton_mla_sparse_dcp.py", before=0, ours=2, interpret=True),
     Suite("v1/attention/test_indexer_dcp_merge.py", before=0, ours=46, interpret=True),
     Suite("v1/attention/test_flashmla_sparse_dcp_selection.py", before=0, ours=25),

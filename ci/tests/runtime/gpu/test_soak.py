@@ -116,13 +116,21 @@ def test_a_segment_with_a_finding_fails(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("hit", "seen", "hangs", "passes"),
-    [(10, 5, [], True), (10, 4, [], False), (0, 0, [], False), (10, 10, ["hung"], False)],
+    [
+        (20, 10, [], True),
+        (20, 9, [], False),
+        (19, 19, [], False),
+        (0, 0, [], False),
+        (20, 20, ["hung"], False),
+    ],
 )
 def test_planted_damage_must_be_found(hit: int, seen: int, hangs: list[str], *, passes: bool) -> None:
     segment = Segment(0, 1.0, Path(), planted=True)
     given = found(hit=hit, found=seen, hangs=hangs, differing=["request 3: token 0 is 9, not 4"])
     assert soak.report_of(segment, given, None)["passed"] is passes
-    assert not soak.report_of(segment, {}, "exit status 1")["passed"]
+    died = soak.report_of(segment, {}, "exit status 1")
+    assert not died["passed"]
+    assert soak.line(died).startswith("planted: 0 of 0 damaged answers found")
     assert (segment.job.graphs, segment.base.name) == (False, "planted-soak")
 
 
@@ -376,6 +384,7 @@ def test_damaged_steps_are_found_in_the_answers_that_they_hit(
     assert len(engine.damaged) > 5
     assert len(engine.steps) >= (len(engine.damaged) - 1) * soak_worker.DAMAGED_STEPS
     assert any(kinds(step)["again"] for step in engine.damaged)
+    assert not any(kinds(step)["first"] for step in engine.damaged)  # what is recorded is right
     again = {name for step in engine.damaged for name in step if name.startswith("again")}
     assert {f"again{name}" for name in under_test.hit} <= again
     told = soak_worker.planted(under_test)
