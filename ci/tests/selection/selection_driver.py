@@ -63,8 +63,8 @@ class Request:
     prefill_context_parallel_size: int = 1
     batch_invariant: bool = False
     hisparse: bool = False
-    model_class: str | None = None
-    """Class in ``vllm.model_executor.models.config`` that adjusts the configuration first."""
+    architecture: str | None = None
+    """What ``vllm.model_executor.models.config`` adjusts the configuration by first, if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def _select(request: Request) -> Answer:
     selector._cached_get_attn_backend.cache_clear()
     config = _vllm_config(request)
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(request.batch_invariant))
-    if request.model_class is not None:
-        getattr(model_hooks, request.model_class).verify_and_update_config(config)
+    if hook := model_hooks.MODELS_CONFIG_MAP.get(request.architecture):
+        hook.verify_and_update_config(config)
     cache = config.cache_config.cache_dtype
     with import_module("vllm.config").set_current_vllm_config(config):
         backend = selector.get_attn_backend(

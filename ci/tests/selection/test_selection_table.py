@@ -160,9 +160,10 @@ def test_our_fp8_cache_has_the_ds_mla_layout(ask: Ask) -> None:
 
 
 GLM: Final = [
-    {"model_class": "GlmMoeDsaForCausalLM", "head_size": 576},
-    {"model_class": "Glm5NextModelConfig", "head_size": 512},
+    {"architecture": "GlmMoeDsaForCausalLM", "head_size": 576},
+    {"architecture": "Glm5NextForConditionalGeneration", "head_size": 512},
 ]
+MODELS: Final = [*GLM, {"architecture": "DeepseekV32ForCausalLM", "head_size": 576}]
 
 
 @pytest.mark.parametrize("capability", [100, 103])
@@ -180,3 +181,11 @@ def test_glm_makes_auto_an_fp8_cache_on_sm10x(ask: Ask) -> None:
 @pytest.mark.parametrize("state", [FlashInfer.ABSENT])
 def test_glm_keeps_auto(ask: Ask) -> None:
     assert [(a["backend"], a["cache"]) for a in ask(GLM)] == [(OURS, "auto")] * 2
+
+
+@pytest.mark.parametrize(("capability", "state"), list(_cases()))
+def test_a_bfloat16_cache_stays_one_whatever_the_model(ask: Ask, capability: int) -> None:
+    answers = ask([model | {"kv_cache_dtype": "bfloat16"} for model in MODELS])
+    assert [answer["cache"] for answer in answers] == ["bfloat16"] * len(MODELS)
+    if capability in (120, 121):
+        assert [answer["backend"] for answer in answers] == [OURS] * len(MODELS)
