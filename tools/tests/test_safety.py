@@ -252,9 +252,10 @@ def test_an_absorbed_patch_in_the_middle_does_not_stop_the_rest(stacked: Project
     outcomes = ["strict", "absorbed", "strict", "strict"]
     names = [FIRST, copy, SECOND, THIRD]
     assert done.error["details"] == [f"{name}: {end}" for name, end in zip(names, outcomes, strict=True)]
-    assert f"apply --three-way --drop {copy}" in done.error["hint"]
-    report = stacked.ok("apply", "--three-way", "--drop", copy).report["targets"][0]
-    assert [patch["outcome"] for patch in report["patches"]] == outcomes
+    assert f"`apply --target demo --three-way --drop {copy}`" in done.error["hint"]
+    done = stacked.ok("apply", "--three-way", "--drop", copy)
+    assert [patch["outcome"] for patch in done.report["targets"][0]["patches"]] == outcomes
+    assert f"left out: `refresh --target demo --drop {copy}` takes it off the stack" in done.out
     assert "return 900" in (stacked.checkout / "demo/core.py").read_text()
     stacked.ok("refresh", "--target", "demo", "--drop", copy)
     assert [patch.name for patch in stacked.stack.patches] == [FIRST, SECOND, THIRD]
@@ -262,10 +263,22 @@ def test_an_absorbed_patch_in_the_middle_does_not_stop_the_rest(stacked: Project
 
 
 def test_a_patch_that_applies_cannot_be_left_out_by_apply(stacked: Project) -> None:
-    assert stacked.run("apply", "--drop", "0999-nothing.patch").code == 0
+    stacked.ok("apply")
     before = stacked.git("rev-parse", "HEAD")
+    done = stacked.run("apply", "--drop", "0999-nothing.patch")
+    assert done.code == 2
+    assert done.error["message"] == "--drop 0999-nothing.patch: the stack of demo has no such patch"
     stacked.ok("apply", "--three-way", "--drop", FIRST)
     assert stacked.git("rev-parse", "HEAD") == before
+
+
+@pytest.mark.parametrize("command", ["apply", "refresh"])
+def test_drop_asks_which_target_is_meant(stacked: Project, command: str) -> None:
+    make_target(stacked, "other")
+    done = stacked.run(command, "--drop", FIRST)
+    assert done.code == 2
+    assert done.error["message"] == "--drop needs one --target"
+    assert done.error["hint"] == "--target demo or --target other"
 
 
 def test_an_interrupted_drop_is_finished_by_the_same_command(

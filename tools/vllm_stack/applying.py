@@ -254,21 +254,24 @@ def apply_stack(base: Base, stack: Stack) -> AppliedStack:
             f"{len(failed)} of {len(results)} patches of {stack.target} do not apply to "
             f"{stack.pin.release} as they stand",
             details=[line for result in results for line in describe(result)],
-            hint=advice(results),
+            hint=advice(stack.target, results),
         )
     return AppliedStack(base.git, base.commit, results)
 
 
-def advice(results: Sequence[AppliedPatch]) -> str:
+def advice(target: str, results: Sequence[AppliedPatch]) -> str:
     """Say what to do about a stack that does not apply strictly."""
     absorbed = [f"--drop {result.name}" for result in results if result.outcome is Outcome.ABSORBED]
     if absorbed:
         return (
             "the change of an absorbed patch is there already: "
-            f"`apply --three-way {' '.join(absorbed)}` leaves it out, "
-            "`refresh` with the same --drop takes it off the stack"
+            f"`apply --target {target} --three-way {' '.join(absorbed)}` leaves it out, "
+            "`refresh` with the same --target and --drop takes it off the stack"
         )
-    return "never edit patch files by hand: `apply --three-way`, then `refresh`, writes them anew"
+    return (
+        f"never edit patch files by hand: `apply --target {target} --three-way`, then `refresh`, "
+        "writes them anew"
+    )
 
 
 def describe(result: AppliedPatch) -> list[str]:

@@ -93,7 +93,7 @@ class RebaseReport(Report):
         return ConflictError(
             f"{len(self.troubled)} of {len(self.patches)} patches need somebody on {self.new_release}",
             details=[f"{patch.name}: {patch.verdict}" for patch in self.troubled],
-            hint=f"`rebase-upstream {self.new_release}` without --dry-run stops at each of them",
+            hint=f"`rebase-upstream {self.new_release} --target {self.target}` stops at each of them",
         )
 
     def _advice(self, patch: ReplayedPatch) -> str:

@@ -9,7 +9,7 @@ import click
 
 from vllm_stack.applying import AppliedPatch, Outcome, advice, apply_stack, describe, try_stack
 from vllm_stack.checkout import Checkout, bring_commit, create_checkout
-from vllm_stack.errors import ConflictError, WorkInProgressError
+from vllm_stack.errors import ConflictError, UsageError, WorkInProgressError
 from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
 from vllm_stack.report import Report
 from vllm_stack.sources import base_of
@@ -57,7 +57,9 @@ class ApplyReport(Report):
             for patch in done.patches:
                 if patch.commit is None:
                     console.print(
-                        f"  left out: `refresh --drop {patch.name}` takes it off the stack", markup=False
+                        f"  left out: `refresh --target {done.target} --drop {patch.name}` "
+                        "takes it off the stack",
+                        markup=False,
                     )
 
 
@@ -88,6 +90,8 @@ def apply(
     Example: tools/vllm-stack apply --target vllm
     """
     names = selected_targets(workspace, targets)
+    if drop and len(names) > 1:
+        raise UsageError("--drop needs one --target", hint=f"--target {' or --target '.join(names)}")
     # All that can be refused is refused before the first checkout moves.
     plans = [_plan(workspace, name, offline=offline, three_way=three_way, drop=drop) for name in names]
     if not force:
@@ -116,6 +120,8 @@ def _plan(
     workspace: Workspace, target: str, *, offline: bool, three_way: bool, drop: tuple[str, ...]
 ) -> _Plan:
     stack = Stack.load(workspace, target)
+    for name in sorted(set(drop) - {patch.name for patch in stack.patches}):
+        raise UsageError(f"--drop {name}: the stack of {target} has no such patch")
     folder = workspace.checkout(target)
     checkout = Checkout.find(folder)
     if checkout is not None:
@@ -139,7 +145,7 @@ def _apply(base: Base, stack: Stack, *, three_way: bool, drop: tuple[str, ...]) 
     raise ConflictError(
         f"the stack of {stack.target} does not apply to {stack.pin.release}",
         details=[line for result in results for line in describe(result)],
-        hint=advice(results),
+        hint=advice(stack.target, results),
     )
 
 

@@ -106,7 +106,7 @@ def refresh(
     if check:
         return RefreshReport(check, tuple(_check(workspace, name, offline=offline) for name in names))
     if drop and len(names) > 1:
-        raise UsageError("--drop needs one --target")
+        raise UsageError("--drop needs one --target", hint=f"--target {' or --target '.join(names)}")
     present = [name for name in names if targets or Checkout.find(workspace.checkout(name))]
     if not present:
         raise WorkInProgressError("there is no checkout to refresh from", hint="run `apply` first")
