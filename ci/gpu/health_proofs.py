@@ -5,8 +5,7 @@ backend, which must be found. Where FLASHMLA_SPARSE dies of the same error in th
 our backend's: the table says that nothing is shown there. Ours must not fail in any other way.
 
 `allocations`: while a steady batch decodes, replays of graphs allocate nothing, the device's memory does not
-grow, and our `forward_mqa` and our steps allocate no more often than FLASHMLA_SPARSE's. Of `forward_mqa` that
-is the two tensors into which vLLM converts the top-k, and nothing of our backend.
+grow, our `forward_mqa` allocates nothing, and our steps allocate no more often than FLASHMLA_SPARSE's.
 """
 
 from __future__ import annotations
