@@ -24,6 +24,7 @@ def test_the_real_pins_are_valid_and_complete() -> None:
     pins = {
         name: load_pin(PROJECT_ROOT / "upstream" / f"{name}.toml") for name in ("vllm", "vllm-gguf-plugin")
     }
+    assert (pins["vllm"].release, pins["vllm-gguf-plugin"].release) == ("0.33.0", "0.0.5")
     for pin in pins.values():
         assert pin.sdist.filename.endswith(f"-{pin.release}.tar.gz")
         assert {wheel.arch for wheel in pin.wheels} == {"x86_64", "aarch64"}

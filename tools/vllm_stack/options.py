@@ -127,3 +127,9 @@ def selected_targets(workspace: Workspace, names: tuple[str, ...]) -> tuple[str,
         if name not in known:
             raise UsageError(f"there is no target {name}", hint=f"targets: {', '.join(known)}")
     return tuple(dict.fromkeys(names)) or known
+
+
+def require_one_target(names: tuple[str, ...], option: str) -> None:
+    """Raise UsageError when ``option``, which is about the patches of one target, meets several."""
+    if len(names) > 1:
+        raise UsageError(f"{option} needs one --target", hint=f"--target {' or --target '.join(names)}")

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from realstacks import ROOT, TARGETS, run_tool
 from vllm_stack.pins import load_pin
@@ -48,9 +47,7 @@ def test_a_stack_is_clean_on_its_own_release(target: str) -> None:
 
 def test_the_releases_that_the_stack_is_carried_to_are_in_it() -> None:
     kept = kept_vllm()
-    assert list(kept) == sorted(kept, key=Version)
-    assert list(kept)[-1] == load_pin(ROOT / "upstream" / "vllm.toml").release
-    assert {"0.28.0", "0.30.0"} < set(kept)  # whose contracts the next test is about
+    assert list(kept) == ["0.28.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"]
     assert len({len(release["patches"]) for release in kept.values()}) == 1
 
 

@@ -10,7 +10,13 @@ import click
 from vllm_stack.applying import AppliedPatch, Outcome, advice, apply_stack, describe, try_stack
 from vllm_stack.checkout import Checkout, bring_commit, create_checkout
 from vllm_stack.errors import ConflictError, UsageError, WorkInProgressError
-from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
+from vllm_stack.options import (
+    offline_option,
+    require_one_target,
+    selected_targets,
+    stack_command,
+    target_option,
+)
 from vllm_stack.report import Report
 from vllm_stack.sources import base_of
 from vllm_stack.stack import Stack
@@ -90,8 +96,8 @@ def apply(
     Example: tools/vllm-stack apply --target vllm
     """
     names = selected_targets(workspace, targets)
-    if drop and len(names) > 1:
-        raise UsageError("--drop needs one --target", hint=f"--target {' or --target '.join(names)}")
+    if drop:
+        require_one_target(names, "--drop")
     # All that can be refused is refused before the first checkout moves.
     plans = [_plan(workspace, name, offline=offline, three_way=three_way, drop=drop) for name in names]
     if not force:

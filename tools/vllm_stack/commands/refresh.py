@@ -10,7 +10,13 @@ import click
 from vllm_stack.applying import apply_stack
 from vllm_stack.checkout import Checkout
 from vllm_stack.errors import LintError, StackError, UsageError, WorkInProgressError
-from vllm_stack.options import offline_option, selected_targets, stack_command, target_option
+from vllm_stack.options import (
+    offline_option,
+    require_one_target,
+    selected_targets,
+    stack_command,
+    target_option,
+)
 from vllm_stack.refresh import RefreshPlan, carry_out, differing_exports, plan_refresh
 from vllm_stack.report import Report
 from vllm_stack.sources import base_of
@@ -105,8 +111,8 @@ def refresh(
         raise UsageError("--test needs a command, in one line", hint="--test 'python -m pytest tests/...'")
     if check:
         return RefreshReport(check, tuple(_check(workspace, name, offline=offline) for name in names))
-    if drop and len(names) > 1:
-        raise UsageError("--drop needs one --target", hint=f"--target {' or --target '.join(names)}")
+    if drop:
+        require_one_target(names, "--drop")
     present = [name for name in names if targets or Checkout.find(workspace.checkout(name))]
     if not present:
         raise WorkInProgressError("there is no checkout to refresh from", hint="run `apply` first")
