@@ -20,7 +20,7 @@ REPORTS = (
 )
 COMPARED = ("fp8", "drafts", "wide", "wide-drafts", "groups", "dcp", "dcp-merge", "pipeline")
 EXAMINED = ("sync", "allocations")
-LATER = {"dcp-merge", "wide-drafts"}  # no host has given these yet: tests of reports do without them alone
+LATER = {"dcp-merge"}  # no host has given it yet: tests of reports do without it alone
 SOAK, PLANTED = "soak", "planted-soak"
 GGUF = ("gguf-two-gpus", "gguf-two-gpus-language", "gguf-wide-text", "gguf-wide")
 GGUF_STEPS = ("twin", "language", "wide-text")
@@ -210,7 +210,7 @@ def soaked() -> list[str]:
 
 def soak_shares(found: list[dict[str, Any]]) -> list[str]:
     """Return how long a soak took and how much of it was compared."""
-    names = (*traffic.NEEDED, "parted", "traffic_seconds")
+    names = (*traffic.SUMS, "traffic_seconds")
     total = {name: sum(r[name] for r in found) for name in names}
     [clock] = [r["clock_seconds"] for r in found if "clock_seconds" in r] or [
         traffic.union((r["began"], r["ended"]) for r in found)
@@ -220,11 +220,8 @@ def soak_shares(found: list[dict[str, Any]]) -> list[str]:
         for part, whole in (("replays", "recorded"), ("tokens_compared", "replayed_tokens"))
     )
     prompts = f"{total['prompt_logprobs_compared']:,} log-probabilities of prompts"
-    swings = [r["widest_swing"] for r in found if "widest_swing" in r]  # not in reports of schema 2
-    parted = f"{total['parted']:,} parted at a near tie"
-    if swings:
-        at_once = sum(r["parted_at_once"] for r in found)
-        parted += f" ({at_once:,} at the first token), by {max(swings):.2f} at most"
+    parted = f"{total['parted']:,} parted at a near tie ({total['parted_at_once']:,} at the first token)"
+    parted += f", whose two tokens' distance changed by {max(r['widest_swing'] for r in found):.2f} at most"
     return [
         "the seconds are those of all engines together, within",
         f"{clock:.0f} s by the clock; new requests arrived for {total['traffic_seconds']:.0f} s.",

@@ -118,8 +118,9 @@ class Answer:
 # that place they still have: both must rank both tokens, and what one is ahead of the other by may not swing
 # by more than this. Where engines chose greedily one log-probability changed by 0.16 at most, see below.
 NEAR_TIE: Final = 0.5
-# Tokens that an answer ranks at each place, as many as vLLM gives unless told otherwise. Of 5 one was missing
-# in 25 of 2,245 partings, where the distances of all others changed by 0.12 at most: more were as good as tied.
+# Tokens that an answer ranks at each place, as many as vLLM gives unless told otherwise. Among 5 one of both
+# was missing in 25 of 2,245 partings, while in all others the distance changed by 0.12 at most: more than 5
+# were as good as tied.
 RANKED: Final = 20
 # Half of the least, and ten times rounding: damaged attention changes these models' log-probabilities by more
 # (`damage` in the same reports). The LSE in base 2 changed them by 0.040 and 0.074 in the mean, rows moved by

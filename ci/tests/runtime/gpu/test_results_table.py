@@ -71,7 +71,7 @@ def test_segments_of_a_soak_count_until_it_is_whole(tmp_path: Path, monkeypatch:
         "600 s by the clock; new requests arrived for 780 s.",
         "Of the recorded answers 90.0% of 2,000 were asked again while others arrived; of their tokens",
         "75.0% of 2,000 were compared, with 2,000 log-probabilities of prompts; "
-        "40 parted at a near tie (6 at the first token), by 0.06 at most.",
+        "40 parted at a near tie (6 at the first token), whose two tokens' distance changed by 0.06 at most.",
     ]
     (tmp_path / "planted-soak.json").write_text(json.dumps({"hit": 1200, "found": 1100}))
     damaged = "With damaged steps 1,100 of 1,200 answers under way then were found to differ."

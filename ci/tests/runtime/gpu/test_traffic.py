@@ -164,6 +164,12 @@ def test_damage_where_answers_part_is_found(
     assert traffic.compare(*parting(place, before, after)).problem
 
 
+def test_of_a_token_that_is_not_ranked_it_is_said_how_far_the_ranking_goes() -> None:
+    """How many were nearly tied tells damage from a ranking that is too short."""
+    problem = traffic.compare(*parting(3, {10: -0.7, 4: -0.75}, {90: -0.7, 10: -0.8})).problem
+    assert problem == "token 3 is 90, not 10, not both among the most probable, which span 0.05 and 0.10"
+
+
 def test_flat_predictions_are_found_wherever_they_begin() -> None:
     for place in range(20):
         one, other = answer(), answer()
